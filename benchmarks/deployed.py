@@ -34,7 +34,7 @@ from mutirao.deploy.server.supervisor import command_of
 from mutirao.errors import MutiraoError
 from mutirao.experiments.task import find
 from mutirao.io import write_whole
-from mutirao.runs.csv_tables import Table
+from mutirao.runs.csv_tables import CsvTable
 
 RECIPE = "quickstart"
 LARGEST = 2**30  # bytes that may leave a site at once
@@ -152,7 +152,7 @@ def simulate_sites(folder: Path, sites: int, rounds: int, sets: Sequence[tuple[s
     with Watch([folder], 0.5) as watch:
         simulate(RECIPE, resolve(find(RECIPE).config, {}, settings), folder / "run")
     ended, own = time.time(), resource.getrusage(resource.RUSAGE_SELF)
-    seconds = [float(row["seconds"]) for row in Table(folder / "run" / "history.csv").read()]
+    seconds = [float(row["seconds"]) for row in CsvTable(folder / "run" / "history.csv").read()]
     return {
         "sites": sites,
         "rounds": rounds,

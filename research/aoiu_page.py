@@ -50,7 +50,7 @@ FIGURES = {
 
 def finished(folder: Path) -> dict[str, list[Record]]:
     """The finished runs by method, in the order of the study."""
-    runs = {m: [run for run in found if run.summary] for m, found in participation.runs_of(folder).items()}
+    runs = {m: [run for run in found if run.summary] for m, found in participation.runs_by_method(folder).items()}
     return {m: runs[m] for m in METHODS if runs.get(m)}
 
 

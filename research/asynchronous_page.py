@@ -16,7 +16,7 @@ from mutirao.report import execute
 from mutirao.report.plot_style import BRIGHT, INK, add_legend, blank, save, tidy
 from mutirao.runs.reader import Record
 from mutirao.studies.selection_policies import markdown
-from mutirao.studies.targets import best_so_far, cost_to, runs_of, values
+from mutirao.studies.targets import best_so_far, cost_to, runs_by_method, values
 from research.pages import fill_page
 
 ROOT = Path(__file__).parent.parent
@@ -103,7 +103,7 @@ def draw(methods: Methods, path: Path) -> None:
 
 def main(folder: Path) -> None:
     """Write tables and picture."""
-    found = {name: runs_of(folder / name) for name in ("tifl", "fedcs", "equal")}
+    found = {name: runs_by_method(folder / name) for name in ("tifl", "fedcs", "equal")}
     made = {name: times(methods) for name, methods in found.items()}
     made["apart"] = ends(run_apart(folder / "apart"), (300, 600, 1000))
     draw(found["tifl"], PICTURE)

@@ -16,7 +16,7 @@ from mutirao.config import read_toml
 from mutirao.report.plots import draw_bands
 from mutirao.runs.reader import Record
 from mutirao.stats import holm, interval, paired
-from mutirao.studies.claims import Figure, judge, read_claims
+from mutirao.studies.claims import Figure, evaluate_claims, read_claims
 from mutirao.studies.reproduction import HOME
 from mutirao.studies.selection_policies import markdown
 from mutirao.studies.study import read_study
@@ -88,7 +88,9 @@ def claims(folder: Path) -> str:
     study = read_study(ROOT / "studies/fedrisk-table1.toml")
     asked = read_claims("fedrisk", system["claims"])
     rows: list[tuple[str, ...]] = [("claim", "published", "ours", "verdict")]
-    rows += [(j.claim.says, j.claim.published, j.ours, f"**{j.verdict}**") for j in judge(study, asked, folder)]
+    rows += [
+        (j.claim.says, j.claim.published, j.ours, f"**{j.verdict}**") for j in evaluate_claims(study, asked, folder)
+    ]
     return markdown(rows)
 
 

@@ -16,7 +16,7 @@ from mutirao.report.plot_style import BRIGHT, INK, add_legend, blank, save, tidy
 from mutirao.runs.reader import Record
 from mutirao.stats import Interval, interval
 from mutirao.studies.selection_policies import markdown
-from mutirao.studies.targets import runs_of, values
+from mutirao.studies.targets import runs_by_method, values
 from research.pages import fill_page
 
 ROOT = Path(__file__).parent.parent
@@ -117,7 +117,7 @@ def colours(methods: Methods) -> list[str]:
 
 def main(folder: Path) -> None:
     """Write tables and picture."""
-    found = {name: {**runs_of(folder / name), **runs_of(folder / f"{name}-control")} for name in SETS}
+    found = {name: {**runs_by_method(folder / name), **runs_by_method(folder / f"{name}-control")} for name in SETS}
     draw(found, PICTURE)
     made = {f"{name} table": table(methods) for name, methods in found.items()}
     fill_page(PAGE, made | {f"{name} verdicts": verdicts(methods) for name, methods in found.items()})

@@ -10,7 +10,7 @@ from pathlib import Path
 from mutirao.report.plot_style import BRIGHT, INK, blank, save, tidy
 from mutirao.stats import Interval, interval
 from mutirao.studies.selection_policies import markdown
-from mutirao.studies.targets import runs_of
+from mutirao.studies.targets import runs_by_method
 from research.pages import fill_page
 
 ROOT = Path(__file__).parent.parent
@@ -23,7 +23,7 @@ Ends = dict[str, tuple[Interval, float]]  # by method: the metric at the end, an
 def ends(folder: Path, metric: str) -> Ends:
     """By epsilon: the last value of the metric over the seeds with its 95% interval, and the noise."""
     found = {}
-    for method, runs in runs_of(folder).items():
+    for method, runs in runs_by_method(folder).items():
         values = [float(run.summary["final"][metric]) for run in runs if run.summary]
         found[method] = interval(values), float(runs[0].summary.get("privacy", {}).get("noise", 0.0))
     return found

@@ -14,7 +14,7 @@ import numpy as np
 
 from mutirao.report.plots import draw_bands
 from mutirao.runs.column_names import typed_row
-from mutirao.runs.csv_tables import Table
+from mutirao.runs.csv_tables import CsvTable
 from mutirao.stats import interval
 from mutirao.studies.selection_policies import markdown
 from research.pages import fill_page
@@ -33,7 +33,7 @@ def curves(folder: Path) -> Methods:
     for name in json.loads((folder / "study.json").read_text(encoding="utf-8"))["cells"]:
         run = folder / "cells" / name
         if (run / "summary.json").exists():
-            rows = [typed_row(row) for row in Table(run / "history.csv").read()]
+            rows = [typed_row(row) for row in CsvTable(run / "history.csv").read()]
             curve = {int(row["round"]): float(row["rmse"]) for row in rows if row.get("rmse") not in (None, "")}
             found.setdefault(name.split("/")[0], []).append(curve)
     return found

@@ -19,7 +19,7 @@ from mutirao.runs.participation import participation_in
 from mutirao.runs.reader import Record
 from mutirao.stats import Comparison, interval
 from mutirao.studies.selection_policies import markdown
-from mutirao.studies.study import carry_out, read_study, results
+from mutirao.studies.study import read_study, results, run_study
 from mutirao.studies.targets import dominance
 from research.gains import BASELINE, Field, Gains, compare_all, draw_gains, figures_of, shown_of, swing_of
 from research.pages import fill_page
@@ -75,7 +75,7 @@ def make(regime: Regime, out: Path, seeds: int, sets: Sequence[str], read: bool 
     """Make the runs that are missing, unless it is only to `read`, and read all that are finished."""
     told = [parse_assignment(text) for text in (*regime.sets, *sets, f"seeds={seeds}")]
     study = read_study(ROOT / "studies" / regime.file, told)
-    for problem in () if read else carry_out(study, out, start="here"):
+    for problem in () if read else run_study(study, out, start="here"):
         print(f"not finished: {problem}")
     runs: Runs = {method: {} for method in study.methods}
     for cell, record in results(study, out):

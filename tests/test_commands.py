@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from living import mutirao
 from mutirao.cli import main
-from mutirao.cli.listing import parts, settings_of
+from mutirao.cli.listing import list_settings, parts
 from mutirao.systems.cytology.slides.tile_labels import tiles_in
 from pages import HOME, Shown, commands, files
 from sets import write_classes
@@ -215,7 +215,7 @@ def test_the_cheat_sheet_has_every_command_there_is() -> None:
 
 
 def test_the_settings_of_the_cheat_sheet_are_those_of_the_quickstart_and_their_values_exist() -> None:
-    known, kinds = settings_of("quickstart"), parts()
+    known, kinds = list_settings("quickstart"), parts()
     rows = [line.split(" | ") for line in (HOME / SHEET).read_text().splitlines() if line.startswith("| `")]
     rows = [row for row in rows if len(row) == 3 and not row[0].endswith(("csv`", "txt`", "pictures`", "ratings`"))]
     assert len(rows) > 10

@@ -22,7 +22,7 @@ import yaml
 
 import mutirao
 from mutirao.cli import main
-from mutirao.cli.listing import parts, recipes, settings_of
+from mutirao.cli.listing import list_settings, parts, recipes
 from mutirao.config import KINDS, Part
 
 ROOT = Path(__file__).parent.parent
@@ -176,7 +176,7 @@ def test_every_setting_and_every_part_is_on_its_page() -> None:
     for recipe in recipes():
         section = settings.partition(f"## `{recipe}`")[2].partition("\n## ")[0]
         shared = settings.partition("## All recipes")[2].partition("\n## ")[0]
-        assert not [key for key in settings_of(recipe) if f"| `{key}` |" not in section + shared]
+        assert not [key for key in list_settings(recipe) if f"| `{key}` |" not in section + shared]
     for kind, names in parts().items():
         assert not [name for name in names if f"| `{kind}={name}` |" not in page]
     assert "inspect" not in page  # no default is shown as Python's word for none

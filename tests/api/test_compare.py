@@ -21,7 +21,7 @@ from mutirao.cli import main
 from mutirao.dashboard.run_control import Refused, resume_words
 from mutirao.dashboard.run_index import Shelf
 from mutirao.errors import ConfigError
-from mutirao.studies.study import carry_out, read_study
+from mutirao.studies.study import read_study, run_study
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
@@ -230,7 +230,7 @@ epochs = 1
 def test_named_recipes_are_compared_too() -> None:
     table = mu.compare("quickstart", methods=BOTH, seeds=1, rounds=1, epochs=1, out="a")
     Path("same.toml").write_text(STUDY)
-    assert carry_out(read_study(Path("same.toml")), Path("b"), start="here") == []
+    assert run_study(read_study(Path("same.toml")), Path("b"), start="here") == []
     first = table.folder / "cells/FedAvg/seed0/summary.json"
     digests = [json.loads(f.read_text())["digest"] for f in (first, Path("b/cells/FedAvg/seed0/summary.json"))]
     assert digests[0] == digests[1]

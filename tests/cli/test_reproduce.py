@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from mutirao.cli.main import main
 from mutirao.studies import reproduction, study
-from mutirao.studies.reproduction import NAMES, Form, System, read_system
+from mutirao.studies.reproduction import NAMES, Size, System, read_system
 
 TINY: dict[str, dict[str, Any]] = {
     "fedrisk": {"rounds": 2, "queries": 50, "clients": 10, "per_round": 2},
@@ -35,12 +35,12 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         }
         claimed = {m for c in system.claims for m in c.methods}
         used = tuple(m for m in quick.methods if m in claimed)
-        form: Form = replace(quick, **small, methods=used, settings={**quick.settings, **TINY[name]})
+        form: Size = replace(quick, **small, methods=used, settings={**quick.settings, **TINY[name]})
         data = replace(system.data, settings={**system.data.settings, **TINY[name]})
         return replace(system, quick=form, data=data)
 
     monkeypatch.setattr(reproduction, "read_system", read)
-    monkeypatch.setattr(study, "carry_out", partial(study.carry_out, start="here"))
+    monkeypatch.setattr(study, "carry_out", partial(study.run_study, start="here"))
     monkeypatch.setattr(
         "mutirao.report.study_plots.draw_study", lambda *_: []
     )  # pictures are tested where they are made

@@ -21,7 +21,7 @@ from mutirao.core.roster import Roster
 from mutirao.core.rounds import Cohort, Patience, Run, step, train
 from mutirao.core.sparse_rows import ROWS, to_dense
 from mutirao.core.validation import faults
-from mutirao.runs.csv_tables import MOST_COLUMNS, Table
+from mutirao.runs.csv_tables import MOST_COLUMNS, CsvTable
 from mutirao.selection import everyone
 from mutirao.simulation.local_fleet import LocalFleet
 
@@ -228,7 +228,7 @@ def test_metrics_that_a_client_makes_up_reach_neither_roster_nor_tables(
     with caplog.at_level(logging.WARNING, "mutirao"):
         run, made = rounds(flooding, 6, metrics=known)
     assert set(run.roster.figures) == {"loss", "accuracy"}
-    table = Table(tmp_path / "history.csv")
+    table = CsvTable(tmp_path / "history.csv")
     for done in made:
         table.append([done.row | {"late": 1.0}])
     assert "late" in table.columns

@@ -44,16 +44,16 @@ def page(browser: Any) -> Any:
 @pytest.fixture
 def study(live: Live, page: Any) -> str:
     """The page of a small study, two methods and three seeds, once the live page knows all of its runs."""
-    from mutirao.studies.comparison import compare, write_tables
-    from mutirao.studies.study import carry_out, read_study
+    from mutirao.studies.comparison import compare_methods, write_tables
+    from mutirao.studies.study import read_study, run_study
 
     place, file = live.folder / "study", live.folder.parent / "study.toml"
     if not place.exists():
         methods = '[methods.plain]\naggregate = "fedavg"\n[methods.adam]\n'
         file.write_text(f'recipe = "iris:iris"\nseeds = 3\nbaseline = "plain"\n{methods}')
         planned = read_study(file, trust=lambda where, names: True)
-        assert carry_out(planned, place, start="here") == []
-        write_tables(planned, compare(planned, place), place)
+        assert run_study(planned, place, start="here") == []
+        write_tables(planned, compare_methods(planned, place), place)
     page.goto(live.address)
     row(page, "study").get_by_text("6 of 6 runs").wait_for()
     return f"{live.address}#/study?id=study"

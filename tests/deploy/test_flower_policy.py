@@ -394,16 +394,16 @@ def test_the_heads_of_a_round_name_every_reply_in_it(tmp_path: Path) -> None:
 
 
 def test_a_reply_that_counted_without_its_head_is_named(federation: tuple[Path, list[Path]]) -> None:
-    from mutirao.runs.csv_tables import Table
-    from mutirao.runs.linked_trails import count_heads, keepers_in
+    from mutirao.runs.csv_tables import CsvTable
+    from mutirao.runs.linked_trails import clients_with_trails, count_heads
     from mutirao.runs.verify import last_of_each_round
 
     run, sites = federation
     code, output = verified(run, sites)
     assert (code, "heads: each of" in output) == (0, True)
-    assert keepers_in(run / "audit.jsonl") == {"c0", "c1", "c2"}
+    assert clients_with_trails(run / "audit.jsonl") == {"c0", "c1", "c2"}
     events = [json.loads(line) for line in (run / "audit.jsonl").read_text().splitlines()]
-    rows = Table(run / "clients.csv").read()
+    rows = CsvTable(run / "clients.csv").read()
     replied = [row["round"] for row in rows if row["client"] == "c1" and row["replied"] == "1"]
     first = next(e for e in events if "c1" in e.get("heads", {}))
     del first["heads"]["c1"]

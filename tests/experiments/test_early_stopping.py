@@ -11,7 +11,7 @@ from mutirao.errors import ConfigError
 from mutirao.experiments.task import find
 from mutirao.io import load_arrays
 from mutirao.report import execute
-from mutirao.runs.csv_tables import Table
+from mutirao.runs.csv_tables import CsvTable
 from mutirao.runs.verify import verify
 from mutirao.systems.ranking.recipe import Config
 
@@ -22,12 +22,12 @@ SMALL |= {"metrics": "ndcg@5,map", "partition": "by_query", "aggregate": "fedavg
 def test_it_ends_by_itself_and_its_best_model_is_judged_by_the_test_part(tmp_path: Path) -> None:
     config = resolve(Config, SMALL | {"patience": 3})
     told = execute("ranking", config, tmp_path / "run", pictures=False)
-    history = [float(row["vali_ndcg@5"]) for row in Table(tmp_path / "run/history.csv").read()]
+    history = [float(row["vali_ndcg@5"]) for row in CsvTable(tmp_path / "run/history.csv").read()]
     best = max(range(len(history)), key=history.__getitem__)
     assert told["best_round"] == best + 1
     assert told["rounds"] == best + 1 + 3 == len(history) < 40
     assert told["ended"].startswith(f"after round {told['rounds']}")
-    assert "ndcg@5" not in Table(tmp_path / "run/history.csv").read()[0]  # nobody looked at it on the way
+    assert "ndcg@5" not in CsvTable(tmp_path / "run/history.csv").read()[0]  # nobody looked at it on the way
     arrays = load_arrays(tmp_path / "run/checkpoints/best.safetensors")[0]
     evaluate = settled_task(resolve(Config, SMALL)).evaluate
     assert evaluate is not None

@@ -22,7 +22,7 @@ from mutirao.privacy import tables_in
 from mutirao.privacy.settings import EPSILON_IF_SECRET
 from mutirao.report import execute
 from mutirao.robustness.attacks import Sybils
-from mutirao.runs.csv_tables import Table
+from mutirao.runs.csv_tables import CsvTable
 from mutirao.simulation.local_fleet import LocalFleet
 
 
@@ -226,7 +226,7 @@ def test_a_run_goes_on_after_a_kill_with_the_same_groups_and_models(tmp_path: Pa
     assert resumed["digest"] == straight["digest"]
     assert resumed["groups"] == straight["groups"]
     rows = [
-        [{k: v for k, v in row.items() if k != "seconds"} for row in Table(tmp_path / side / table).read()]
+        [{k: v for k, v in row.items() if k != "seconds"} for row in CsvTable(tmp_path / side / table).read()]
         for side in "ab"
         for table in ("clients.csv", "history.csv")
     ]
@@ -245,7 +245,7 @@ def test_the_run_folder_tells_all_of_its_groups(tmp_path: Path) -> None:
     assert told["evidence"]["divisions"][0]["holds"]
     assert (tmp_path / "run" / "groups.png").stat().st_size > 1000
     assert (tmp_path / "run" / "eps_scan.png").stat().st_size > 1000
-    scan = Table(tmp_path / "run" / "eps_scan.csv").read()
+    scan = CsvTable(tmp_path / "run" / "eps_scan.csv").read()
     assert any(int(r["groups"]) == 5 and float(r["to"]) > 3 * float(r["from"]) for r in scan)
     header = (tmp_path / "run" / "clients.csv").read_text().splitlines()[0].split(",")
     assert {"group", "rejected"} <= set(header)

@@ -15,7 +15,7 @@ from mutirao.errors import ConfigError
 from mutirao.experiments.party_agreement import require_agreement
 from mutirao.experiments.task import Task, find
 from mutirao.report import execute
-from mutirao.runs.csv_tables import Table
+from mutirao.runs.csv_tables import CsvTable
 from sets import listed, write_classes, write_table
 
 __all__ = ["identity"]  # a fixture that holds for all tests here, too
@@ -95,7 +95,7 @@ def test_a_site_with_a_set_of_its_own_is_refused_where_one_set_is_dealt_to_all(t
     fleet = FlowerFleet(grid, timeout=20, greet=20)
     config = resolve(find("quickstart").config, {**settings, "data": str(one)})
     execute("quickstart", config, tmp_path / "run", fleet=fleet)
-    rows = {row["client"]: row for row in Table(tmp_path / "run" / "clients.csv").read()}
+    rows = {row["client"]: row for row in CsvTable(tmp_path / "run" / "clients.csv").read()}
     assert [c for c in rows if rows[c]["replied"] == "1"] == ["c0", "c1"]
     assert rows["c2"]["failure"].startswith("refused: agreed.data: data")
     assert "a site with data of its own needs cytology, images, ranking or tabular" in rows["c2"]["failure"]

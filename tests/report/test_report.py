@@ -319,7 +319,7 @@ aggregate = { name = "fedavgm", momentum = 0.5 }
 
 
 def test_a_study_has_a_report_with_tables_bands_and_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mutirao.studies.comparison import compare, write_tables
+    from mutirao.studies.comparison import compare_methods, write_tables
     from mutirao.studies.study import plan_of, read_study, run_cell
 
     monkeypatch.setattr(recipes, "NAMES", recipes.NAMES | {"iris": ("iris:iris", "iris")})
@@ -328,7 +328,7 @@ def test_a_study_has_a_report_with_tables_bands_and_points(tmp_path: Path, monke
     for cell in study.cells:
         assert run_cell("iris", (cell, out / "cells" / cell.name)) == ""
     (out / "study.json").write_text(json.dumps(plan_of(study)))
-    write_tables(study, compare(study, out), out)
+    write_tables(study, compare_methods(study, out), out)
     done = CliRunner().invoke(main, ["report", str(out)])
     assert done.exit_code == 0, done.output
     page = (out / "report.html").read_text()

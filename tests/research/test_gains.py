@@ -9,7 +9,7 @@ import pytest
 from research.gains import Field, clock, compare_all, draw_gains, end_of, figures_of, shown_of, spent_to, swing_of
 from scipy.stats import ttest_rel
 
-from mutirao.runs.csv_tables import Table
+from mutirao.runs.csv_tables import CsvTable
 from mutirao.runs.reader import Record
 
 
@@ -19,7 +19,7 @@ def run(folder: Path, accuracy: list[float], seconds: list[float] | None = None)
     rows = [{"round": t, "accuracy": a, "accuracy_worst_decile": a / 2} for t, a in enumerate(accuracy, 1)]
     for row, took in zip(rows, seconds or [], strict=False):
         row["sim_seconds"] = took
-    Table(folder / "history.csv").append(rows)
+    CsvTable(folder / "history.csv").append(rows)
     (folder / "summary.json").write_text(json.dumps({"directions": {"accuracy": "higher"}}))
     return Record.begun(folder)
 

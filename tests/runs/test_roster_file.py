@@ -13,7 +13,7 @@ from mutirao.core.roster import Roster
 from mutirao.core.rounds import Run, train
 from mutirao.errors import Damaged
 from mutirao.runs import roster_file
-from mutirao.runs.roster_file import Journal
+from mutirao.runs.roster_file import RosterJournal
 from mutirao.runs.run_folder import Folder
 from mutirao.runs.verify import verify
 from mutirao.selection import AoIU
@@ -100,7 +100,7 @@ def test_an_altered_journal_is_named_and_rounds_before_it_stand(tmp_path: Path) 
 
 
 def test_any_column_that_anybody_writes_is_kept_also_of_newcomers(tmp_path: Path) -> None:
-    journal, roster = Journal(tmp_path / "roster.journal"), Roster()
+    journal, roster = RosterJournal(tmp_path / "roster.journal"), Roster()
     roster.meet(NAMES[1::2])
     roster.figures["speed"] = np.arange(20.0)
     journal.save(roster)
@@ -112,13 +112,13 @@ def test_any_column_that_anybody_writes_is_kept_also_of_newcomers(tmp_path: Path
     roster.note("c01", {"odd": -0.0})
     roster.figures["speed"] = np.where(np.arange(40) == 5, np.nan, roster.figures["speed"])
     journal.save(roster)
-    again = Journal(journal.path).read(journal.mark)
+    again = RosterJournal(journal.path).read(journal.mark)
     for name in again.ids:
         for column in ("speed", "odd"):
             assert repr(again.figure_of(name, column)) == repr(roster.figure_of(name, column))
     assert again.first_n[again.row("c00")] == 7
     assert set(again.ids) == {"c00", *NAMES[1::2]}
-    assert Journal(journal.path).read(first).figure_of("c05", "speed") == 2.0
+    assert RosterJournal(journal.path).read(first).figure_of("c05", "speed") == 2.0
 
 
 def test_small_rosters_lie_in_the_state_file_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

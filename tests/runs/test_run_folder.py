@@ -27,7 +27,7 @@ from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError, Damaged, TooFewReplies
 from mutirao.io import load_arrays, save_arrays
 from mutirao.report import write_report
-from mutirao.runs.csv_tables import Table
+from mutirao.runs.csv_tables import CsvTable
 from mutirao.runs.execute import execute as make_run
 from mutirao.runs.execute import reopen
 from mutirao.runs.run_folder import Folder, load_run, save_run
@@ -59,7 +59,7 @@ def same_run(out: Path, reference: Path) -> None:
     assert summary(out)["digest"] == summary(reference)["digest"]
     for name in ("history", "clients"):
         rows, expected = (
-            [{k: v for k, v in row.items() if k != "seconds"} for row in Table(folder / f"{name}.csv").read()]
+            [{k: v for k, v in row.items() if k != "seconds"} for row in CsvTable(folder / f"{name}.csv").read()]
             for folder in (out, reference)
         )
         assert rows == expected
@@ -229,7 +229,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_last_whole_one(
         shutil.copy(other / "checkpoints" / target, file)
     execute(NAME, CONFIG, out, resume=True)
     assert summary(out)["digest"] == summary(whole)["digest"]
-    assert [r["round"] for r in Table(out / "history.csv").read()] == ["1", "2", "3", "4"]
+    assert [r["round"] for r in CsvTable(out / "history.csv").read()] == ["1", "2", "3", "4"]
     assert target in caplog.text or (damage, target) == ("delete", "state_004.safetensors")
     if damage not in ("delete",):
         assert file.with_name(target + ".damaged").exists()  # set aside, not thrown away
@@ -434,7 +434,7 @@ def test_a_failed_run_records_why_and_can_go_on(whole: Path, tmp_path: Path) -> 
     out = tmp_path / "run"
     with pytest.raises(TooFewReplies, match=r"round 3 failed 3 times: 0 usable replies, 2 needed .*the site is down"):
         execute(NAME, CONFIG, out, fleet=DownInRoundThree(task.handler, task.population))
-    rows = Table(out / "clients.csv").read()
+    rows = CsvTable(out / "clients.csv").read()
     assert {r["failure"] for r in rows if r["round"] == "3"} == {"gone: the site is down"}
     assert verify(out)[1] == []
     execute(NAME, CONFIG, out, resume=True)

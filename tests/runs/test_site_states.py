@@ -16,7 +16,7 @@ from mutirao.core.arrays import Arrays, digest
 from mutirao.core.fleet import FLEETING, Reply, Request, Site
 from mutirao.core.rounds import Run, train
 from mutirao.errors import Damaged
-from mutirao.runs.csv_tables import Table
+from mutirao.runs.csv_tables import CsvTable
 from mutirao.runs.execute import execute
 from mutirao.runs.run_folder import Folder, load_run
 from mutirao.runs.site_states import WASTE
@@ -219,7 +219,7 @@ def test_states_that_grow_are_moved_out_of_the_state_file_when_they_are_many(
 def test_who_withdraws_takes_the_state_along_and_the_others_keep_theirs(tmp_path: Path) -> None:
     execute(NAME, CONFIG, tmp_path / "run")
     first: dict[str, int] = {}
-    for row in Table(tmp_path / "run/clients.csv").read():
+    for row in CsvTable(tmp_path / "run/clients.csv").read():
         first.setdefault(row["client"], int(row["round"]))
     late = max(first, key=first.__getitem__)
     record = forget(tmp_path / "run", late, tmp_path / "kept", prepare_only=True)

@@ -12,9 +12,9 @@ from mutirao.config import resolve
 from mutirao.errors import ConfigError
 from mutirao.experiments import task as recipes
 from mutirao.report import execute
-from mutirao.runs.csv_tables import Table
+from mutirao.runs.csv_tables import CsvTable
 from mutirao.runs.execute import reopen
-from mutirao.runs.trackers import Gentle, MLflow, TensorBoard, numbers, require, spell
+from mutirao.runs.trackers import MLflow, SafeSink, TensorBoard, numbers, require_package, spell
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def run(out: Path, **settings: Any) -> dict[str, Any]:
 
 
 def accuracies(out: Path) -> list[tuple[int, float]]:
-    return [(int(r["round"]), float(r["accuracy"])) for r in Table(out / "history.csv").read()]
+    return [(int(r["round"]), float(r["accuracy"])) for r in CsvTable(out / "history.csv").read()]
 
 
 def test_tensorboard_reads_back_every_round_also_after_a_resume(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_tracker_that_breaks_ends_the_tracking_and_not_the_run(caplog: pytest.
         def end(self, summary: Any) -> None:
             raise AssertionError
 
-    sink = Gentle(Broken())
+    sink = SafeSink(Broken())
     with caplog.at_level(logging.WARNING, "mutirao"):
         for number in range(3):
             sink.round({"round": number})
@@ -97,7 +97,7 @@ def test_a_tracker_that_breaks_ends_the_tracking_and_not_the_run(caplog: pytest.
 
 def test_a_missing_package_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"pip install 'mutirao\[mlflow\]'"):
-        require("mlflow_that_is_not_there", "mlflow")
+        require_package("mlflow_that_is_not_there", "mlflow")
 
 
 def test_names_and_numbers() -> None:

@@ -20,7 +20,7 @@ from mutirao.errors import ConfigError
 from mutirao.privacy import RELEASES
 from mutirao.privacy.accounting import add_releases
 from mutirao.report import execute
-from mutirao.runs.csv_tables import Table
+from mutirao.runs.csv_tables import CsvTable
 from mutirao.runs.run_folder import Folder
 from mutirao.runs.unlearning import forget
 from mutirao.runs.verify import verify
@@ -44,7 +44,7 @@ def source(tmp_path: Path) -> Path:
 def first_rounds(folder: Path) -> dict[str, int]:
     """The first round in which each client contributed."""
     firsts: dict[str, int] = {}
-    for row in Table(folder / "clients.csv").read():
+    for row in CsvTable(folder / "clients.csv").read():
         if row["replied"] == "1":
             firsts.setdefault(row["client"], int(row["round"]))
     return firsts
@@ -71,7 +71,7 @@ def test_the_new_run_is_the_one_that_never_knew_the_client_from_the_last_round_k
         assert record["digest_after"] == digest(run.arrays)
         assert (record["rounds_kept"], record["rounds_redone"]) == (start, 8 - start)
         assert record["first_contribution"] == firsts[client]
-        rows = Table(tmp_path / client / "clients.csv").read()
+        rows = CsvTable(tmp_path / client / "clients.csv").read()
         assert client not in {row["client"] for row in rows}
         assert len({row["round"] for row in rows}) == 8
         assert verify(tmp_path / client)[1] == []
@@ -86,7 +86,7 @@ def test_one_who_was_there_from_the_first_round_is_left_out_from_the_start(sourc
     assert record["before"].keys() == record["after"].keys() == {"accuracy"}
     names = ("history.csv", "clients.csv")
     for name in names:
-        mine, theirs = (Table(tmp_path / run / name).read() for run in ("without", "never"))
+        mine, theirs = (CsvTable(tmp_path / run / name).read() for run in ("without", "never"))
         assert [r | {"seconds": ""} for r in mine] == [r | {"seconds": ""} for r in theirs]
 
 
@@ -193,7 +193,7 @@ def test_one_cannot_leave_twice_but_another_can(source: Path, tmp_path: Path) ->
     with pytest.raises(ConfigError, match="choose another --out"):
         forget(source, "c2", tmp_path / "one")
     forget(tmp_path / "one", "c2", tmp_path / "two")
-    left = Table(tmp_path / "two" / "clients.csv").read()
+    left = CsvTable(tmp_path / "two" / "clients.csv").read()
     assert {"c1", "c2"}.isdisjoint(row["client"] for row in left)
     assert 'exclude = "c1,c2"' in (tmp_path / "two" / "config.toml").read_text()
 
@@ -210,7 +210,7 @@ def test_the_folder_can_be_prepared_for_a_server_that_reaches_the_sites(source: 
     everybody = LocalFleet(task.handler, task.population)  # the one who left is still connected
     summary = execute(RECIPE, config, out, fleet=everybody, resume=True, pictures=False)
     assert summary["digest"] == forget(source, client, tmp_path / "here")["digest_after"]
-    assert np.all([row["client"] != client for row in Table(out / "clients.csv").read()])
+    assert np.all([row["client"] != client for row in CsvTable(out / "clients.csv").read()])
 
 
 def test_the_command_shows_before_and_after(source: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError, TooFewClients
 from mutirao.experiments.task import find
 from mutirao.report import execute
-from mutirao.runs.csv_tables import Table
+from mutirao.runs.csv_tables import CsvTable
 from mutirao.simulation.availability import Churn, Daily, Markov, Schedule, always
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.systems.quickstart import Config
@@ -118,7 +118,7 @@ def test_asking_twice_in_a_round_moves_nobody() -> None:
 def test_at_night_the_server_waits_for_the_morning(tmp_path: Path) -> None:
     config = settings(available="daily", **{"available.period": 10, "available.share": 0.2, "available.spread": 0.0})
     execute("quickstart", config, tmp_path / "run", pictures=False)
-    rows = Table(tmp_path / "run/history.csv").read()
+    rows = CsvTable(tmp_path / "run/history.csv").read()
     assert [int(row["waited"]) for row in rows] == [0, 0, 8, 0, 8, 0, 8, 0]
     assert all(row["available"] == "12" for row in rows)
 
@@ -150,6 +150,6 @@ def test_who_judges_after_a_round_changes_neither_its_record_nor_a_resumed_run(r
     execute(recipe, settings | {"rounds": 2}, tmp_path / "cut", pictures=False)
     again = execute(recipe, settings, tmp_path / "cut", resume=True, pictures=False)
     assert again["digest"] == whole["digest"]
-    rows, cut = (Table(tmp_path / name / "history.csv").read() for name in ("whole", "cut"))
+    rows, cut = (CsvTable(tmp_path / name / "history.csv").read() for name in ("whole", "cut"))
     assert [row["available"] for row in rows] == [row["available"] for row in cut]
     assert all(int(row["selected"]) <= int(row["available"]) for row in rows)

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from mutirao.core.arrays import Arrays, digest
 from mutirao.core.fleet import FLEETING, Reply, Request, Site
 from mutirao.errors import Damaged
-from mutirao.runs.site_states import write
+from mutirao.runs.site_states import write_states
 from mutirao.simulation.client_states import NOW, ClientStates
 from mutirao.simulation.local_fleet import LocalFleet
 
@@ -25,7 +25,7 @@ def state_of(number: int, size: int = 10) -> Arrays:
 
 
 class AsADict(RuleBasedStateMachine):
-    """The same calls on a dict and on States with room for two."""
+    """The same calls on a dict and on ClientStates with room for two."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,9 @@ class AsADict(RuleBasedStateMachine):
         """As at the end of a round."""
         self.number += 1
         gone = self.ours.changed - self.ours.keys()
-        places = write(self.home / f"states_{self.number}", self.ours, sorted(self.ours.changed & self.ours.keys()))
+        places = write_states(
+            self.home / f"states_{self.number}", self.ours, sorted(self.ours.changed & self.ours.keys())
+        )
         self.kept = {c: f for c, f in {**self.kept, **places}.items() if c not in gone}
         self.ours.settle(places)
         steady = {c: {k: v for k, v in s.items() if not k.startswith(FLEETING)} for c, s in self.plain.items()}

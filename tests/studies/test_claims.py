@@ -8,7 +8,7 @@ import pytest
 
 from mutirao.errors import ConfigError
 from mutirao.runs.reader import Record
-from mutirao.studies.claims import Claim, Figure, claim_of, hold_pairs, hold_value, judge
+from mutirao.studies.claims import Claim, Figure, evaluate_claims, hold_pairs, hold_value, parse_claim
 from mutirao.studies.study import Cell, Study
 
 PLACES = [(("seed", i),) for i in range(4)]
@@ -66,7 +66,7 @@ WRONG = [
 @pytest.mark.parametrize(("table", "why"), WRONG)
 def test_a_claim_that_cannot_be_judged_is_refused(table: dict[str, object], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        claim_of("fedrisk: claim 1", {"says": "it is", **table})
+        parse_claim("fedrisk: claim 1", {"says": "it is", **table})
 
 
 def write_run(folder: Path, values: list[float], clients: list[str]) -> None:
@@ -123,7 +123,7 @@ def test_a_curve_is_stable_from_where_it_stays(tmp_path: Path, values: list[floa
 
 
 def test_equal_is_shown_by_an_interval_within_the_tolerance() -> None:
-    claim = claim_of("x", {"says": "", "method": "a", "than": "b", "rule": "equal", "tolerance": 0.02})
+    claim = parse_claim("x", {"says": "", "method": "a", "than": "b", "rule": "equal", "tolerance": 0.02})
     places = [(("fold", i),) for i in range(5)]
 
     def verdict(*differences: float) -> str:
@@ -136,7 +136,7 @@ def test_equal_is_shown_by_an_interval_within_the_tolerance() -> None:
 
 
 def test_below_is_shown_by_the_interval_of_the_mean() -> None:
-    claim = claim_of("x", {"says": "", "method": "a", "rule": "below", "value": 20, "of": "stable"})
+    claim = parse_claim("x", {"says": "", "method": "a", "rule": "below", "value": 20, "of": "stable"})
     assert hold_value(claim, [10, 11, 12])[0] == "holds"
     assert hold_value(claim, [30, 31, 32])[0] == "does not hold"
     assert hold_value(claim, [10, 30, 20])[0] == "not shown"
@@ -144,7 +144,7 @@ def test_below_is_shown_by_the_interval_of_the_mean() -> None:
     assert hold_value(claim, [12, 13, 14, 17])[0] == "holds"
     assert hold_value(claim, [12, 13, 14, 17], shared=5.0)[0] == "not shown"  # runs that share data say less
     with pytest.raises(ConfigError, match="compares with a value"):
-        claim_of("x", {"says": "", "method": "a", "rule": "below"})
+        parse_claim("x", {"says": "", "method": "a", "rule": "below"})
 
 
 def test_claims_are_judged_by_the_runs_of_a_folder(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_claims_are_judged_by_the_runs_of_a_folder(tmp_path: Path) -> None:
         Claim("a is there sooner", "a", "less", of="rounds", metric="accuracy", than=("b",)),
         Claim("c is 1", "c", "each", metric="accuracy", value=1.0),
     ]
-    judged = judge(study, claims, tmp_path)
+    judged = evaluate_claims(study, claims, tmp_path)
     assert [j.verdict for j in judged] == ["holds", "not shown", "not shown"]
     assert judged[0].ours.startswith("0.7 against 0.595; difference +0.105")
     assert judged[2].ours == "no finished run of c"
@@ -186,5 +186,5 @@ def test_to_lead_most_rounds_is_to_be_best_so_far_in_more_than_half_of_them(
     tmp_path: Path, seeds: int, ours: list[float], theirs: list[float], verdict: str, told: str
 ) -> None:
     study, out = curves(tmp_path, seeds, a=ours, b=theirs)
-    (judged,) = judge(study, [Claim("a leads", "a", "leads", metric="accuracy", than=("b",))], out)
+    (judged,) = evaluate_claims(study, [Claim("a leads", "a", "leads", metric="accuracy", than=("b",))], out)
     assert (judged.verdict, judged.ours) == (verdict, told)

@@ -9,10 +9,10 @@ import pytest
 
 from mutirao.errors import ConfigError
 from mutirao.report import render
-from mutirao.studies.comparison import compare, header_of, latex, write_tables
-from mutirao.studies.published import Claim, read_published
-from mutirao.studies.study import carry_out, read_study
-from mutirao.studies.study_display import tables_of
+from mutirao.studies.comparison import compare_methods, header_of, latex, write_tables
+from mutirao.studies.published import PublishedValue, read_published_values
+from mutirao.studies.study import read_study, run_study
+from mutirao.studies.study_display import result_tables
 
 STUDY = """
 recipe = "quickstart"
@@ -45,14 +45,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("published")
     (folder / "s.toml").write_text(STUDY)
     study = read_study(folder / "s.toml")
-    assert carry_out(study, folder / "out", workers=1) == []
-    write_tables(study, compare(study, folder / "out"), folder / "out")
+    assert run_study(study, folder / "out", workers=1) == []
+    write_tables(study, compare_methods(study, folder / "out"), folder / "out")
     return folder
 
 
 def test_published_values_stand_beside_ours_in_every_table(finished: Path) -> None:
     study = read_study(finished / "s.toml")
-    lines = compare(study, finished / "out")
+    lines = compare_methods(study, finished / "out")
     by = {(x.method, x.metric): x for x in lines}
     ours = by["fedavg", "accuracy"]
     assert ours.apart == pytest.approx(ours.final.mean - 0.5)
@@ -79,7 +79,7 @@ def test_published_values_stand_beside_ours_in_every_table(finished: Path) -> No
     assert "Published accuracy beside ours" in page
     assert "Published loss beside ours" not in page
     assert "read off a curve" in page
-    tables = tables_of(lines)
+    tables = result_tables(lines)
     assert [str(table.title) for table in tables] == ["accuracy", "accuracy, published", "loss"]
     heads = ["published", "ours - published", "within", "published rounds"]
     assert [str(column.header) for column in tables[1].columns][-4:] == heads
@@ -89,7 +89,7 @@ def test_published_values_stand_beside_ours_in_every_table(finished: Path) -> No
 def test_a_study_without_published_values_has_no_such_columns(finished: Path) -> None:
     plain = STUDY[: STUDY.index("[published]")]
     (finished / "plain.toml").write_text(plain)
-    lines = compare(read_study(finished / "plain.toml"), finished / "out")
+    lines = compare_methods(read_study(finished / "plain.toml"), finished / "out")
     assert "published" not in header_of(lines)
     assert "published" not in latex(lines)
 
@@ -124,16 +124,16 @@ def test_a_published_metric_that_no_cell_has_is_refused_where_the_study_names_no
     text = STUDY.replace('metrics = ["accuracy", "loss"]', "").replace("accuracy = 2.0", "f1 = 2.0")
     (tmp_path / "s.toml").write_text(text)
     with pytest.raises(ConfigError, match="no cell has a metric 'f1'"):
-        carry_out(read_study(tmp_path / "s.toml"), tmp_path / "out", workers=1)
+        run_study(read_study(tmp_path / "s.toml"), tmp_path / "out", workers=1)
     assert not (tmp_path / "out").exists()
 
 
 def test_claims_as_text() -> None:
-    assert str(Claim(0.682)) == "0.682"
-    assert str(Claim(0.275, 0.041)) == "0.275 ± 0.041"
-    assert str(Claim(rounds=500)) == ""
-    assert read_published(None, (), (), ()).claims == {}
-    only = read_published({"source": "x", "rounds_to": {"a": {"rmse": 2}}}, ["a"], [], ["rmse"])
+    assert str(PublishedValue(0.682)) == "0.682"
+    assert str(PublishedValue(0.275, 0.041)) == "0.275 ± 0.041"
+    assert str(PublishedValue(rounds=500)) == ""
+    assert read_published_values(None, (), (), ()).claims == {}
+    only = read_published_values({"source": "x", "rounds_to": {"a": {"rmse": 2}}}, ["a"], [], ["rmse"])
     assert only.claims["a", "rmse"].rounds == 2
     assert math.isnan(only.claims["a", "rmse"].value)
 
@@ -142,7 +142,7 @@ def test_claims_as_text() -> None:
 def test_what_is_no_table_is_refused(table: object) -> None:
     for wrong in (table, {"source": "x", "values": table}, {"source": "x", "values": {"a": table}}):
         with pytest.raises(ConfigError, match="must be a table"):
-            read_published(wrong, ["a"], (), ())
+            read_published_values(wrong, ["a"], (), ())
 
 
 def test_the_projects_own_studies_can_be_read() -> None:

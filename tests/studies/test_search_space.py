@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mutirao.errors import ConfigError
-from mutirao.studies.search_space import Grid, Proposed, Range, read_grid, read_ranges
+from mutirao.studies.search_space import Grid, Proposed, SearchRange, read_grid, read_ranges
 
 
 def test_a_grid_is_every_combination_once() -> None:
@@ -34,7 +34,7 @@ def found(search: Proposed, score: Any) -> list[Any]:
 
 
 def test_optuna_proposes_the_same_points_for_the_same_results_and_learns_from_them() -> None:
-    ranges = {"lr": Range(1e-3, 1.0, log=True), "epochs": Range(1, 5), "select": ["a", "b"]}
+    ranges = {"lr": SearchRange(1e-3, 1.0, log=True), "epochs": SearchRange(1, 5), "select": ["a", "b"]}
 
     def score(point: dict[str, Any]) -> float:
         return -abs(point["lr"] - 0.1) + (point["select"] == "b")
@@ -53,12 +53,12 @@ def test_optuna_proposes_the_same_points_for_the_same_results_and_learns_from_th
 
 
 def test_a_trial_that_failed_teaches_nothing_but_is_counted() -> None:
-    search = Proposed({"lr": Range(0.0, 1.0)}, 3)
+    search = Proposed({"lr": SearchRange(0.0, 1.0)}, 3)
     assert len(found(search, lambda point: None)) == 3
 
 
 def test_the_ends_of_a_range_are_told_on_its_own_scale() -> None:
-    search = Proposed({"lr": Range(1e-3, 1.0, log=True), "mu": Range(0.0, 1.0)}, 1)
+    search = Proposed({"lr": SearchRange(1e-3, 1.0, log=True), "mu": SearchRange(0.0, 1.0)}, 1)
     assert search.edges((("lr", 0.01), ("mu", 0.5))) == []
     assert search.edges((("lr", 0.9), ("mu", 0.5))) == ["lr = 0.9 is close to the high end of its range, 1"]
     assert search.edges((("lr", 0.00101), ("mu", 0.01))) == [
@@ -70,7 +70,7 @@ def test_the_ends_of_a_range_are_told_on_its_own_scale() -> None:
 def test_tables_may_be_nested_as_settings_are() -> None:
     assert read_grid("g", {"lr": [1], "aggregate": {"mu": [0.1, 1]}}) == {"lr": [1], "aggregate.mu": [0.1, 1]}
     nested = {"aggregate": {"mu": {"low": 0.1, "high": 1.0}}, "select": ["a", "b"]}
-    assert read_ranges("r", nested) == {"aggregate.mu": Range(0.1, 1.0), "select": ["a", "b"]}
+    assert read_ranges("r", nested) == {"aggregate.mu": SearchRange(0.1, 1.0), "select": ["a", "b"]}
 
 
 @pytest.mark.parametrize(

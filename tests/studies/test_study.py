@@ -17,8 +17,8 @@ from mutirao.cli.options import STOPPED
 from mutirao.config import parse_assignment
 from mutirao.errors import ConfigError
 from mutirao.report import render
-from mutirao.studies.comparison import compare, latex, markdown, reached_in, write_tables
-from mutirao.studies.study import carry_out, read_study
+from mutirao.studies.comparison import compare_methods, latex, markdown, reached_in, write_tables
+from mutirao.studies.study import read_study, run_study
 
 STUDY = """
 recipe = "quickstart"
@@ -47,13 +47,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "small.toml").write_text(STUDY)
     study = read_study(folder / "small.toml")
     assert len(study.cells) == 9
-    assert carry_out(study, folder / "out", workers=1) == []
+    assert run_study(study, folder / "out", workers=1) == []
     return folder
 
 
 def test_the_table_says_what_the_runs_show(finished: Path) -> None:
     study = read_study(finished / "small.toml")
-    lines = {(x.method, x.metric): x for x in compare(study, finished / "out")}
+    lines = {(x.method, x.metric): x for x in compare_methods(study, finished / "out")}
     ends = [
         json.loads((finished / "out/cells" / cell.name / "summary.json").read_text())["final"]["accuracy"]
         for cell in study.cells
@@ -80,7 +80,7 @@ def test_finished_cells_are_kept_and_lost_ones_made_again(finished: Path) -> Non
     before, digest = kept.stat().st_mtime_ns, json.loads(lost.read_text())["digest"]
     lost.unlink()
     seen: list[str] = []
-    assert carry_out(study, out, workers=1, watch=lambda done, name: seen.append(name)) == []
+    assert run_study(study, out, workers=1, watch=lambda done, name: seen.append(name)) == []
     assert len(seen) == 9
     assert kept.stat().st_mtime_ns == before
     assert json.loads(lost.read_text())["digest"] == digest
@@ -88,7 +88,7 @@ def test_finished_cells_are_kept_and_lost_ones_made_again(finished: Path) -> Non
 
 def test_a_cell_made_with_other_settings_is_not_taken_for_this_one(finished: Path) -> None:
     study = read_study(finished / "small.toml", [parse_assignment("lr=0.2"), parse_assignment("seeds=1")])
-    problems = carry_out(study, finished / "out", workers=1)
+    problems = run_study(study, finished / "out", workers=1)
     assert len(problems) == 3
     assert all("other settings" in p for p in problems)
 
@@ -103,7 +103,7 @@ def test_the_command_writes_tables_and_curves(finished: Path, monkeypatch: pytes
     table = json.loads((finished / "out/table.json").read_text())
     assert table["baseline"] == "fedavg"
     assert {line["verdict"] for line in table["lines"]} <= {"baseline", "better", "worse", "not shown"}
-    lines = compare(read_study(finished / "small.toml"), finished / "out")
+    lines = compare_methods(read_study(finished / "small.toml"), finished / "out")
     assert markdown(lines).count("\n") == 2 + len(lines)
     assert r"\textbf{" in latex(lines)
 
@@ -145,7 +145,7 @@ def test_nor_does_a_value_of_an_axis(tmp_path: Path, value: str) -> None:
 def test_a_metric_that_no_cell_has_is_refused_before_the_grid_starts(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(STUDY.replace('"loss"', '"acuracy"'))
     with pytest.raises(ConfigError, match=r"no cell has a metric 'acuracy'; did you mean 'accuracy'\?"):
-        carry_out(read_study(tmp_path / "s.toml"), tmp_path / "out", workers=1)
+        run_study(read_study(tmp_path / "s.toml"), tmp_path / "out", workers=1)
     assert not (tmp_path / "out").exists()
 
 
@@ -186,14 +186,14 @@ def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_is_not_declared_is_refused_by_name_once_a_cell_of_each_method_is_there(odd: Path) -> None:
     (odd / "odd.toml").write_text(ODD_STUDY.replace('"val_loss"', '"ece"'))
     with pytest.raises(ConfigError, match="no cell has a metric 'ece'"):
-        carry_out(read_study(odd / "odd.toml", trust=lambda where, names: True), odd / "out", workers=1)
+        run_study(read_study(odd / "odd.toml", trust=lambda where, names: True), odd / "out", workers=1)
     assert len(list((odd / "out").glob("cells/*/*/summary.json"))) < 10
 
 
 def test_a_larger_loss_is_worse_and_of_a_metric_nobody_knows_there_is_no_verdict(odd: Path) -> None:
     study = read_study(odd / "odd.toml", trust=lambda where, names: True)
-    assert carry_out(study, odd / "out", workers=1) == []
-    lines = compare(study, odd / "out")
+    assert run_study(study, odd / "out", workers=1) == []
+    lines = compare_methods(study, odd / "out")
     verdicts = {(x.method, x.metric): x.verdict for x in lines}
     assert verdicts["large", "val_loss"] == "worse"
     assert verdicts["small", "val_loss"] == "baseline"
@@ -228,7 +228,7 @@ def test_a_cell_that_breaks_or_is_killed_is_lost_alone(odd: Path) -> None:
     study = read_study(odd / "broken.toml", trust=lambda where, names: True)
     killed = "its process was killed (SIGKILL), as it happens where memory runs out"
     lost = [f"large/seed0: {killed}", "large/seed1: ValueError: a bug"]
-    assert carry_out(study, odd / "out", workers=1) == lost
+    assert run_study(study, odd / "out", workers=1) == lost
     assert len(list((odd / "out").glob("cells/small/*/summary.json"))) == 2
 
 
@@ -289,8 +289,8 @@ def test_a_cell_made_before_a_setting_existed_is_still_that_cell(finished: Path)
     whole = file.read_text()
     file.write_text(whole.replace('\n[devices]\nname = "none"\n', "\n").replace("clients_every = 0\n", ""))
     assert file.read_text() != whole
-    assert carry_out(study, finished / "out", workers=1) == []
+    assert run_study(study, finished / "out", workers=1) == []
     file.write_text(whole.replace("rounds = 3", "rounds = 4"))
-    (problem,) = carry_out(study, finished / "out", workers=1)
+    (problem,) = run_study(study, finished / "out", workers=1)
     assert "was made with other settings" in problem
     file.write_text(whole)

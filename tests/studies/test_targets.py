@@ -13,10 +13,10 @@ from mutirao.errors import ConfigError
 from mutirao.metrics import gini, jain
 from mutirao.report.participation_plots import draw_best, draw_participation, draw_shares
 from mutirao.report.plot_kinds import KINDS, draw
-from mutirao.runs.csv_tables import Table
-from mutirao.runs.participation import everybody, lorenz, participation, participation_in
+from mutirao.runs.csv_tables import CsvTable
+from mutirao.runs.participation import all_clients, lorenz, participation, participation_in
 from mutirao.runs.reader import Record
-from mutirao.studies.selection_policies import compare, tables
+from mutirao.studies.selection_policies import compare_selectors, tables
 from mutirao.studies.targets import (
     Reached,
     best_so_far,
@@ -24,7 +24,7 @@ from mutirao.studies.targets import (
     cost_to,
     count_rounds,
     dominance,
-    runs_of,
+    runs_by_method,
     values,
     worst_decile,
 )
@@ -69,9 +69,9 @@ def test_times_and_the_matrix_count_rounds_not_tries() -> None:
 
 
 def test_names_of_virtual_clients_follow_from_their_number() -> None:
-    assert everybody(["c03", "c11"], 12) == [f"c{i:02d}" for i in range(12)]
-    assert everybody(["c3", "x"], 3) == ["(unseen 1)", "c3", "x"]
-    assert everybody(["ana"], 0) == ["ana"]
+    assert all_clients(["c03", "c11"], 12) == [f"c{i:02d}" for i in range(12)]
+    assert all_clients(["c3", "x"], 3) == ["(unseen 1)", "c3", "x"]
+    assert all_clients(["ana"], 0) == ["ana"]
 
 
 def write_run(folder: Path, accuracy: list[float | None], clients: list[list[str]], population: int = 4) -> None:
@@ -81,13 +81,13 @@ def write_run(folder: Path, accuracy: list[float | None], clients: list[list[str
         | ({} if a is None else {"accuracy": a})
         for t, a in enumerate(accuracy, 1)
     ]
-    Table(folder / "history.csv").append(history)
+    CsvTable(folder / "history.csv").append(history)
     lines = [
         {"round": t, "client": c, "try": 1, "replied": 1, "n": 5, "accuracy": (t + i) / 10}
         for t, names in enumerate(clients, 1)
         for i, c in enumerate(names)
     ]
-    Table(folder / "clients.csv").append(lines)
+    CsvTable(folder / "clients.csv").append(lines)
     (folder / "summary.json").write_text(json.dumps({"clients": population}))
 
 
@@ -124,13 +124,13 @@ def test_where_lower_is_better_the_best_is_the_lowest(study: Path) -> None:
     assert best_so_far(fair, "accuracy").tolist() == [0.2, 0.2, 0.2, 0.2]
     assert cost_to(fair, "accuracy", 0.2) == {"rounds": 1, "seconds": 2, "bytes": 15, "sim_seconds": 1}
     assert worst_decile(fair) == pytest.approx(0.5)
-    assert dominance(runs_of(study), "accuracy") == pytest.approx({"dull": 0.0, "fair": 1.0})
+    assert dominance(runs_by_method(study), "accuracy") == pytest.approx({"dull": 0.0, "fair": 1.0})
     with pytest.raises(ConfigError, match="direction of 'selected' is not declared"):
         best_so_far(fair, "selected")
 
 
 def test_rounds_to_a_target_with_confidence_over_seeds(study: Path) -> None:
-    methods = runs_of(study)
+    methods = runs_by_method(study)
     assert list(methods) == ["dull", "fair"]
     found = count_rounds(methods["fair"], "accuracy", 0.6)
     assert found.rounds == (4, 3)
@@ -146,11 +146,11 @@ def test_rounds_to_a_target_with_confidence_over_seeds(study: Path) -> None:
 
 def test_a_policy_leads_where_its_best_is_highest_and_a_tie_is_shared(study: Path) -> None:
     """Means of the best so far: fair 0.3, 0.5, 0.55, 0.6 and dull 0.5, 0.6, 0.6, 0.6."""
-    assert dominance(runs_of(study), "accuracy") == pytest.approx({"dull": 3.5 / 4, "fair": 0.5 / 4})
+    assert dominance(runs_by_method(study), "accuracy") == pytest.approx({"dull": 3.5 / 4, "fair": 0.5 / 4})
 
 
 def test_the_comparison_in_words_numbers_and_pictures(study: Path, tmp_path: Path) -> None:
-    lines = {line["method"]: line for line in compare(runs_of(study), "accuracy", [0.5])}
+    lines = {line["method"]: line for line in compare_selectors(runs_by_method(study), "accuracy", [0.5])}
     assert lines["fair"]["gini"] == 0
     assert lines["dull"]["gini"] == 0.5
     assert (lines["dull"]["least"], lines["dull"]["most"], lines["dull"]["never"]) == (0, 4, 2)
@@ -196,7 +196,7 @@ def test_pictures_of_one_run_and_of_many_clients(study: Path, tmp_path: Path) ->
     many = participation([{"round": t, "client": f"c{i:04d}"} for t in (1, 2) for i in range(0, 2000, t)], 2000)
     draw_participation(many, tmp_path / "many.svg")
     assert "of 2,000 shown" in (tmp_path / "many.svg").read_text()
-    eight = {f"policy {i}": runs_of(study)["fair"] for i in range(8)}
+    eight = {f"policy {i}": runs_by_method(study)["fair"] for i in range(8)}
     draw_best(eight, "accuracy", [], tmp_path / "best.png")
     draw_shares(eight, tmp_path / "shares.png")
 

@@ -15,7 +15,7 @@ from mutirao.report import execute
 from mutirao.studies import search_space
 from mutirao.studies.confirmation import confirming, merged, write_tuning
 from mutirao.studies.study import Cell, read_study
-from mutirao.studies.tuning import Trial, Tuning, cells_of, read_tuning, tune, warnings, winners
+from mutirao.studies.tuning import Trial, Tuning, read_tuning, trial_cells, tune, warnings, winners
 from mutirao.systems.quickstart import Config
 from mutirao.systems.tabular import recipe as tabular
 
@@ -236,7 +236,7 @@ def test_a_recipe_without_validation_data_is_refused(tmp_path: Path) -> None:
 def test_recipes_with_validation_data_are_judged_by_it(tmp_path: Path, recipe: str) -> None:
     text = f'recipe = "{recipe}"\nseeds = 1\n[methods.a]\n[tune]\nmetric = "loss"\ngrid = {{ lr = [0.1, 0.2] }}\n'
     tuning = tuning_of(tmp_path, text)
-    cells = cells_of(tuning, Trial("a", 1, (("lr", 0.1),)))
+    cells = trial_cells(tuning, Trial("a", 1, (("lr", 0.1),)))
     assert all(("judge_by", "vali") in cell.settings for cell in cells)
 
 
@@ -270,7 +270,7 @@ def test_a_table_is_tuned_by_rows_that_neither_train_nor_test(tmp_path: Path) ->
     (cell, _) = read_study(tmp_path / "out/confirm-s.toml").cells
     chosen = resolve(tabular.Config, {}, cell.settings)
     assert (chosen.judge_by, chosen.lr, chosen.seed) == ("test", 0.1, 0)
-    (tried,) = cells_of(tuning, trials[1])
+    (tried,) = trial_cells(tuning, trials[1])
     config = resolve(tabular.Config, {}, tried.settings)
     assert trials[1].values == (execute("tabular", config, tmp_path / "again")["final"]["balanced_accuracy"],)
     tested = replace(config, judge_by="test")

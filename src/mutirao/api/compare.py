@@ -18,11 +18,11 @@ from mutirao.partitioning.flwr_partitioners import is_partitioner
 from mutirao.report import write_report
 from mutirao.report.notebook import PIECES
 from mutirao.report.study_plots import draw_study
-from mutirao.runs.execute import default_out, differing
-from mutirao.studies.comparison import Line, header_of, row_of, write_tables
-from mutirao.studies.comparison import compare as compare_cells
+from mutirao.runs.execute import default_out, different_settings
+from mutirao.studies.comparison import MethodResult, header_of, row_of, write_tables
+from mutirao.studies.comparison import compare_methods as compare_cells
 from mutirao.studies.shared_data import ratio_of
-from mutirao.studies.study import Study, carry_out, lay_out
+from mutirao.studies.study import Study, lay_out, run_study
 from mutirao.templates import macros
 
 log = logging.getLogger("mutirao")
@@ -79,7 +79,7 @@ def compare(
     from mutirao.studies.study_display import CellBar  # late: it brings rich
 
     with CellBar(len(study.cells), quiet=how_shown(progress) == "quiet") as watch:
-        problems = carry_out(study, folder, workers, watch, start=how_started())
+        problems = run_study(study, folder, workers, watch, start=how_started())
     for problem in problems:
         log.warning("not finished: %s", problem)
     if len(problems) == len(study.cells):
@@ -128,7 +128,7 @@ def check_cells(study: Study, config: type[Common], folder: Path) -> None:
         place = folder / "cells" / cell.name
         if not (place / "config.toml").exists():
             continue
-        if other := differing(place, study.called, resolve(config, {}, cell.settings)):
+        if other := different_settings(place, study.called, resolve(config, {}, cell.settings)):
             raise ConfigError(f"out: {place} was made with another {other[0]}; choose another out, or remove it")
 
 
@@ -157,7 +157,7 @@ class Table:
     """
 
     folder: Path
-    lines: tuple[Line, ...]
+    lines: tuple[MethodResult, ...]
     problems: tuple[str, ...] = field(default=(), compare=False)  # cells that were not finished, and why
 
     @property
@@ -178,11 +178,11 @@ class Table:
         """The table as a terminal shows it."""
         from rich.console import Console
 
-        from mutirao.studies.study_display import tables_of
+        from mutirao.studies.study_display import result_tables
 
         page = StringIO()
         console = Console(file=page, highlight=False, width=120, force_jupyter=False)  # to the text alone
-        for table in tables_of(self.lines):
+        for table in result_tables(self.lines):
             console.print(table)
         return page.getvalue().rstrip()
 
@@ -199,7 +199,7 @@ class Table:
         return str(macros(PIECES).titled_table(str(self.folder), head, rows))
 
 
-def as_row(line: Line) -> dict[str, Any]:
+def as_row(line: MethodResult) -> dict[str, Any]:
     """A line with its numbers as numbers."""
     test = line.against
     return {

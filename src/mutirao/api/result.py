@@ -17,7 +17,7 @@ from mutirao.personalization import KEPT
 from mutirao.report import write_report
 from mutirao.report.notebook import PIECES, box, points_of
 from mutirao.report.plots import make_curves
-from mutirao.runs.column_names import metrics_of
+from mutirao.runs.column_names import metrics_in_row
 from mutirao.runs.participation import Participation, participation_in
 from mutirao.runs.reader import Record
 from mutirao.runs.run_folder import Folder
@@ -127,7 +127,7 @@ class Result:
     def curves(self, *metrics: str) -> "Figure":
         """The metrics by round, or these of them, as a matplotlib figure."""
         rows = self.record.rows
-        figure = make_curves(rows, metrics or list(dict.fromkeys(k for row in rows for k in metrics_of(row))))
+        figure = make_curves(rows, metrics or list(dict.fromkeys(k for row in rows for k in metrics_in_row(row))))
         return shown(figure)
 
     def plot(self, kind: str, **options: Any) -> Drawn:
@@ -189,7 +189,7 @@ class Result:
 
     def __repr__(self) -> str:
         """One line."""
-        judge = self.record.judge
+        judge = self.record.monitor
         best = f"{judge} {self.best[judge]:.4f} in round {self.best_round} of " if judge in self.best else ""
         return f"Result({self.folder}: {best}{self.record.rounds} rounds)"
 

@@ -14,7 +14,7 @@ from mutirao.experiments.presets import expand
 from mutirao.experiments.task import NAMES, PYTHON, Recipe, find
 from mutirao.partitioning.flwr_partitioners import is_partitioner
 from mutirao.report import execute
-from mutirao.runs.execute import MAY_CHANGE, default_out, differing, name_recipe
+from mutirao.runs.execute import MAY_CHANGE, default_out, different_settings, name_recipe
 from mutirao.runs.progress import Progress, in_notebook
 from mutirao.runs.reader import Record
 from mutirao.runs.trust import check_trust, distrust, is_own_run
@@ -157,7 +157,7 @@ def check_folder(folder: Path, name: str, config: Any, resume: bool) -> None:
         return
     if not resume:
         raise ConfigError(f"out: {folder} already holds a run; resume=True goes on with it, or choose another")
-    other, then = differing(folder, name, config), Record.of(folder).config
+    other, then = different_settings(folder, name, config), Record.of(folder).config
     if "rounds" in other and has_same_past(config.schedule, int(then["rounds"]), config.rounds):
         other.remove("rounds")
     if fixed := [key for key in other if key == "rounds" or key not in MAY_CHANGE]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from mutirao.cli.options import FILE, FOLDER, JSON, TRUST, Agreement, allow_local_imports, print_result
+from mutirao.cli.options import FILE, FOLDER, JSON, TRUST, CodeConsent, allow_local_imports, print_result
 
 
 @click.command()
@@ -24,7 +24,7 @@ from mutirao.cli.options import FILE, FOLDER, JSON, TRUST, Agreement, allow_loca
 @click.option("--out", type=FOLDER, help="Folder of weights.json and predictions.csv [default: RUN/combined/CLIENT].")
 @JSON
 @TRUST
-def combine(folder: Path, client: str, by: str, few: int, out: Path | None, as_json: bool, trust: Agreement) -> None:
+def combine(folder: Path, client: str, by: str, few: int, out: Path | None, as_json: bool, trust: CodeConsent) -> None:
     """Predict with the models of all groups, weighted for a client.
 
     The groups' class probabilities are averaged over all classes, with weights that suit this client.

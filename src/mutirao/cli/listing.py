@@ -65,7 +65,7 @@ def paper_in(text: str) -> str:
     return f"({first}{more}, {year})"
 
 
-def settings_of(recipe: str) -> dict[str, str]:
+def list_settings(recipe: str) -> dict[str, str]:
     """Each setting of a recipe or preset with its default and a line of help."""
     rows = {}
     name, table = expand(recipe)

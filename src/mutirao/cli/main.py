@@ -29,8 +29,8 @@ from mutirao.cli.options import (
     STOPPED,
     TRUST,
     WORKERS,
-    Agreement,
     Assignments,
+    CodeConsent,
     CommandGroup,
     allow_local_imports,
     announce_page,
@@ -133,10 +133,10 @@ def list_command(recipe: str | None, as_json: bool) -> None:
 
     Example: mutirao list quickstart
     """
-    from mutirao.cli.listing import everything, in_columns, settings_of, terminal_width
+    from mutirao.cli.listing import everything, in_columns, list_settings, terminal_width
 
     allow_local_imports(recipe)
-    tables = {f"settings of {recipe}": settings_of(recipe)} if recipe else everything()
+    tables = {f"settings of {recipe}": list_settings(recipe)} if recipe else everything()
     if as_json:
         click.echo(json.dumps(tables, indent=2))
         return
@@ -177,7 +177,7 @@ def run(
     resume: bool,
     as_json: bool,
     progress: str,
-    trust: Agreement,
+    trust: CodeConsent,
 ) -> None:
     """Run a recipe or preset, or repeat a run from its config.toml.
 
@@ -241,7 +241,7 @@ def run(
 @WORKERS
 @JSON
 @TRUST
-def study(file: Path, out: Path | None, sets: Assignments, workers: int, as_json: bool, trust: Agreement) -> None:
+def study(file: Path, out: Path | None, sets: Assignments, workers: int, as_json: bool, trust: CodeConsent) -> None:
     """Run a grid of methods, folds and seeds, and compare them.
 
     Finished cells are kept: the same command continues.
@@ -252,8 +252,8 @@ def study(file: Path, out: Path | None, sets: Assignments, workers: int, as_json
     from mutirao.report import write_report
     from mutirao.report.study_plots import draw_study
     from mutirao.runs.trust import names_in_file
-    from mutirao.studies.comparison import compare, write_tables
-    from mutirao.studies.study import carry_out, read_study
+    from mutirao.studies.comparison import compare_methods, write_tables
+    from mutirao.studies.study import read_study, run_study
     from mutirao.studies.study_display import CellBar
 
     folder = out or Path("runs") / f"study-{file.stem}"
@@ -261,12 +261,12 @@ def study(file: Path, out: Path | None, sets: Assignments, workers: int, as_json
     grid = read_study(file, sets, trust, folder)
     with CellBar(len(grid.cells), quiet=as_json) as watch:
         try:
-            problems = carry_out(grid, folder, workers, watch)
+            problems = run_study(grid, folder, workers, watch)
         except KeyboardInterrupt:
             fail(STOPPED, 130)
     for problem in problems:
         click.echo(f"not finished: {problem}", err=True)
-    lines = compare(grid, folder)
+    lines = compare_methods(grid, folder)
     write_tables(grid, lines, folder)
     pictures = draw_study(grid, folder)
     write_report(folder)
@@ -308,7 +308,7 @@ def verify(folder: Path, sites: tuple[Path, ...], table: Path | None, as_json: b
 @click.option("--prepare", is_flag=True, help="Only write the folder; a server with the sites resumes it.")
 @JSON
 @TRUST
-def forget(folder: Path, client: str, out: Path, prepare: bool, as_json: bool, trust: Agreement) -> None:
+def forget(folder: Path, client: str, out: Path, prepare: bool, as_json: bool, trust: CodeConsent) -> None:
     """Unlearn a client: train again without it.
 
     Training starts from the last round to which the client had not contributed. The same command continues after an
@@ -365,7 +365,7 @@ def export(folder: Path, table: str, out: Path | None) -> None:
 
     Example: mutirao export runs/quickstart --out history.parquet
     """
-    from mutirao.runs.exports import export as write
+    from mutirao.runs.exports import export_tables as write
 
     file = out or Path(f"{table}.parquet")
     click.echo(f"written: {file}, {write(folder, file, table)} rows")
@@ -434,7 +434,7 @@ def plot(
 @click.option("--own", is_flag=True, help="Let the selector see the effects of its own choices, not of the run's.")
 @JSON
 @TRUST
-def replay(folder: Path, sets: Assignments, own: bool, as_json: bool, trust: Agreement) -> None:
+def replay(folder: Path, sets: Assignments, own: bool, as_json: bool, trust: CodeConsent) -> None:
     """Show which clients another selector would have selected.
 
     A finished run's record is replayed, without training.

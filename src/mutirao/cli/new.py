@@ -14,7 +14,7 @@ from mutirao.errors import ConfigError
 STARTER = {"NAME.py": "recipe.txt", "study.toml": "study.toml", "test_NAME.py": "test.txt", "README.md": "README.txt"}
 
 
-def check_name(name: str) -> None:
+def check_module_name(name: str) -> None:
     """Refuse names that cannot be imported, or that would import another module."""
     expected = "choose a name such as my_task"
     if not name.isidentifier() or not name.isascii() or keyword.iskeyword(name) or name.startswith(("_", "test_")):
@@ -27,7 +27,7 @@ def check_name(name: str) -> None:
 
 def make_starter(name: str, home: Path) -> Path:
     """Write the folder `name` in `home`. An existing folder is never changed."""
-    check_name(name)
+    check_module_name(name)
     folder = home / name
     try:
         folder.mkdir()

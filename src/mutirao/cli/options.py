@@ -54,7 +54,7 @@ def settings(about: str) -> Callable[[Command], Command]:
 
 
 @dataclass
-class Agreement:
+class CodeConsent:
     """The user's consent to run the code that a file names: by `--trust`, or asked once on a terminal."""
 
     given: bool
@@ -75,7 +75,7 @@ TRUST = click.option(
     "--trust",
     is_flag=True,
     help="Run the code that a file names (package.module:name).",
-    callback=lambda context, option, given: Agreement(given),
+    callback=lambda context, option, given: CodeConsent(given),
 )
 
 

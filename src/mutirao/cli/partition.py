@@ -49,12 +49,12 @@ def partition_show(sets: Assignments, recipe: str, out: Path | None, kind: str, 
     if task.noise:
         figures["noise"] = [min(task.noise), max(task.noise)]
     if out is not None:
-        draw(summary, kind, out)
+        draw_summary(summary, kind, out)
     title = f"{recipe}: data={config.data}, partition={config.partition.name}"
     settings_text = ", ".join(f"{key}={value}" for key, value in config.partition.settings.items())
     if settings_text:
         title += f" ({settings_text})"
-    lines = [title, *in_words(figures)]
+    lines = [title, *describe(figures)]
     if out is not None:
         lines.append(f"written: {out}")
     print_result(
@@ -70,7 +70,7 @@ def summary_of(recipe: str, task: Any) -> Any:
     raise ConfigError(f"--recipe: {recipe!r} has no partition of labelled samples with these settings")
 
 
-def draw(summary: Any, kind: str, out: Path) -> None:
+def draw_summary(summary: Any, kind: str, out: Path) -> None:
     """Write the picture, and the table beside it."""
     from mutirao.report.partition_plot import draw_bubbles
     from mutirao.report.plots import draw_partition
@@ -78,7 +78,7 @@ def draw(summary: Any, kind: str, out: Path) -> None:
     (draw_bubbles if kind == "bubbles" else draw_partition)(summary, out.expanduser())
 
 
-def in_words(figures: dict[str, Any]) -> list[str]:
+def describe(figures: dict[str, Any]) -> list[str]:
     """The figures as lines of text, each with what it means."""
     f = figures
     unused = f", {f['left_out']:,} left out" if f["left_out"] else ""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from mutirao.cli.options import FILE, TRUST, Agreement, allow_local_imports, print_result
+from mutirao.cli.options import FILE, TRUST, CodeConsent, allow_local_imports, print_result
 from mutirao.errors import ConfigError
 
 
@@ -14,7 +14,7 @@ from mutirao.errors import ConfigError
 @click.option("--lang", type=click.Choice(["en", "pt"]), default="en", show_default=True, help="English or Portuguese.")
 @click.option("--json", "as_json", is_flag=True, help="Output the facts as JSON.")
 @TRUST
-def record(folder: Path, out: Path | None, lang: str, as_json: bool, trust: Agreement) -> None:
+def record(folder: Path, out: Path | None, lang: str, as_json: bool, trust: CodeConsent) -> None:
     """Write a run's record of processing activities (LGPD, GDPR).
 
     It covers Art. 37 of the LGPD and Art. 30 of the GDPR, with blanks for what a run cannot know.

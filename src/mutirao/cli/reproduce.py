@@ -12,7 +12,7 @@ from mutirao.cli.options import FOLDER, JSON, STOPPED, WORKERS, fail
 from mutirao.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mutirao.studies.reproduction import Form, System
+    from mutirao.studies.reproduction import Size, System
 
 
 @click.command()
@@ -47,7 +47,7 @@ def reproduce(
       mutirao reproduce fedrisk --minutes 5 --data ~/data/MQ2008
       mutirao reproduce recsys --stand-in
     """
-    from mutirao.studies.reproduction import NAMES, QUICK_LIMIT, find_data, fit, read_system
+    from mutirao.studies.reproduction import NAMES, QUICK_LIMIT, find_system_data, largest_size, read_system
 
     if system is None:
         show_systems([read_system(name) for name in NAMES], data, as_json)
@@ -57,16 +57,16 @@ def reproduce(
     if stand_in and data is not None:
         raise ConfigError("--stand-in needs no --data; give one of them")
     chosen = read_system(system)
-    folder = None if stand_in else find_data(chosen, data)
+    folder = None if stand_in else find_system_data(chosen, data)
     if folder is None and not stand_in:
         raise ConfigError(missing(chosen))
-    form = fit(chosen, minutes) if minutes is not None else chosen.full if size == "full" else chosen.quick
+    form = largest_size(chosen, minutes) if minutes is not None else chosen.full if size == "full" else chosen.quick
     name = f"{minutes:g}min" if minutes is not None else size or "quick"
     place = out or Path("runs") / f"reproduce-{system}-{name}{'-stand-in' * stand_in}"
     if stand_in:
         form = replace(form, settings={**form.settings, **chosen.data.settings})
     limit = minutes if minutes is not None else None if size == "full" else QUICK_LIMIT
-    carry_out(chosen, form, name, folder, place, limit, workers, as_json)
+    run_reproduction(chosen, form, name, folder, place, limit, workers, as_json)
 
 
 def missing(system: "System") -> str:
@@ -80,9 +80,9 @@ def missing(system: "System") -> str:
     )
 
 
-def carry_out(
+def run_reproduction(
     system: "System",
-    form: "Form",
+    form: "Size",
     size: str,
     data: Path | None,
     out: Path,
@@ -95,27 +95,27 @@ def carry_out(
     from mutirao.report import write_report
     from mutirao.report.study_plots import draw_study
     from mutirao.studies import study as studies
-    from mutirao.studies.comparison import compare, write_tables
-    from mutirao.studies.confirmation import write_table
-    from mutirao.studies.reproduction import OutOfTime, at_most, study_of, tell_cuts
+    from mutirao.studies.comparison import compare_methods, write_tables
+    from mutirao.studies.confirmation import write_toml
+    from mutirao.studies.reproduction import OutOfTime, at_most, list_cuts, study_table
     from mutirao.studies.reproduction_outcome import outcome_of
     from mutirao.studies.study_display import CellBar
 
     source = str(data.resolve()) if data else system.data.stand_in
     label = f"data: {source}" if data else f"STAND-IN DATA, not the paper's: {system.data.about}"
-    cuts = tell_cuts(system, form)
+    cuts = list_cuts(system, form)
     if not as_json:
         about = f"{form.runs} runs, about {form.minutes:.2g} min on two cores"
-        tell(f"{system.title}\n{system.paper}\n{label}\n{size}: {about}", *(f"  cut, {line}" for line in cuts))
+        print_notes(f"{system.title}\n{system.paper}\n{label}\n{size}: {about}", *(f"  cut, {line}" for line in cuts))
     out.mkdir(parents=True, exist_ok=True)
     head = f"# {system.title}: written by `mutirao reproduce {system.name}`; `mutirao study` runs it, too.\n"
-    write_whole(out / "study.toml", head + write_table(study_of(system, form, source, data is None)))
+    write_whole(out / "study.toml", head + write_toml(study_table(system, form, source, data is None)))
     grid = studies.read_study(out / "study.toml")
     problems: list[str] = []
     with CellBar(len(grid.cells), quiet=as_json) as watch:
         try:
             with at_most(limit):
-                problems = studies.carry_out(grid, out, workers, watch)
+                problems = studies.run_study(grid, out, workers, watch)
         except OutOfTime:
             done = sum(1 for _ in studies.results(grid, out))
             made = f"runs: {done} of {len(grid.cells)} were made in {limit:g} min"
@@ -126,7 +126,7 @@ def carry_out(
             fail(STOPPED, 130)
     for problem in problems:
         click.echo(f"not finished: {problem}", err=True)
-    lines = compare(grid, out)
+    lines = compare_methods(grid, out)
     write_tables(grid, lines, out)
     draw_study(grid, out)
     told = outcome_of(system, grid, size, label, cuts, out, stand_in=data is None)
@@ -139,7 +139,7 @@ def carry_out(
     sys.exit(1 if problems else 0)
 
 
-def tell(*lines: str) -> None:
+def print_notes(*lines: str) -> None:
     """Lines for whoever waits, apart from the result."""
     for line in lines:
         click.echo(line, err=True)
@@ -147,12 +147,12 @@ def tell(*lines: str) -> None:
 
 def show_systems(systems: "list[System]", data: Path | None, as_json: bool) -> None:
     """The systems with paper, data, where these are, and how long each form takes."""
-    from mutirao.studies.reproduction import find_data
+    from mutirao.studies.reproduction import find_system_data
 
     rows: list[dict[str, Any]] = []
     for system in systems:
         try:
-            found = find_data(system, data)
+            found = find_system_data(system, data)
         except ConfigError:
             found = None  # of another system's data
         rows.append(

@@ -12,19 +12,19 @@ from mutirao.report.sentences import describe_checkpoints
 from mutirao.research_notice import notice_of
 from mutirao.runs.reader import Record
 from mutirao.runs.unlearning import ROUNDS
-from mutirao.studies.study_display import make_table, tables_of
+from mutirao.studies.study_display import make_table, result_tables
 
 if TYPE_CHECKING:
     from mutirao.config import Part
     from mutirao.runs.replay import Replay
-    from mutirao.studies.comparison import Line
+    from mutirao.studies.comparison import MethodResult
     from mutirao.studies.tuning import Trial, Tuning
 
 
-def show_table(lines: "Sequence[Line]", folder: Path, pictures: Sequence[Path]) -> None:
+def show_table(lines: "Sequence[MethodResult]", folder: Path, pictures: Sequence[Path]) -> None:
     """The table of a study, with the columns that fit a terminal."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    for table in tables_of(lines):
+    for table in result_tables(lines):
         console.print(table)
     files = "table.md, table.tex, table.csv, table.json"
     console.print(f"everything is in {folder}: {files}, {', '.join(p.name for p in pictures)}", soft_wrap=True)
@@ -33,10 +33,10 @@ def show_table(lines: "Sequence[Line]", folder: Path, pictures: Sequence[Path]) 
 
 def show_trials(tuning: "Tuning", trials: "Sequence[Trial]", study: Path) -> None:
     """All trials with the chosen ones in bold, and the command that confirms them."""
-    from mutirao.studies.confirmation import rows_of
+    from mutirao.studies.confirmation import trial_rows
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    head, *body = rows_of(tuning, trials)
+    head, *body = trial_rows(tuning, trials)
     table = make_table(f"{tuning.metric} on validation data, {tuning.effort} trials for each method", head)
     for row in body:
         table.add_row(*row, style="bold" if row[head.index("chosen")] else "")

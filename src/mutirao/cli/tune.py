@@ -12,8 +12,8 @@ from mutirao.cli.options import (
     STOPPED,
     TRUST,
     WORKERS,
-    Agreement,
     Assignments,
+    CodeConsent,
     allow_local_imports,
     fail,
     settings,
@@ -29,7 +29,7 @@ from mutirao.cli.options import (
 @JSON
 @TRUST
 def tune(
-    file: Path, out: Path | None, trials: int | None, sets: Assignments, workers: int, as_json: bool, trust: Agreement
+    file: Path, out: Path | None, trials: int | None, sets: Assignments, workers: int, as_json: bool, trust: CodeConsent
 ) -> None:
     """Tune each method's settings with equal effort.
 

@@ -28,9 +28,9 @@ from mutirao.report.html_page import is_steady
 from mutirao.report.run_state import last_lines, state_in
 from mutirao.report.sentences import sentences
 from mutirao.research_notice import notice_of
-from mutirao.runs.linked_trails import table_in
+from mutirao.runs.linked_trails import subtable
 from mutirao.runs.notes import Changed, read_notes, write_notes
-from mutirao.runs.reader import Record, clean, json_of, text_of
+from mutirao.runs.reader import Record, clean, json_of, text_in
 
 ASSETS = (REPORT / "charts.js", *HERE.glob("*.css"), *HERE.glob("*.js"))
 DOWNLOADS = re.compile(
@@ -137,7 +137,7 @@ def make_app(root: Path, token: str, hosts: frozenset[str] | None, read_only: bo
     def history(id: str, only: Annotated[list[str], Query()] = []) -> dict[str, Any]:  # noqa: B006 - never changed
         item = whole_item(id)
         found = watcher.rows(id, only) or {"names": []}
-        ways = table_in(json_of(item.path / "summary.json"), "directions")
+        ways = subtable(json_of(item.path / "summary.json"), "directions")
         return found | {"ways": {name: way for name in found["names"] if (way := direction_of(name, ways))}}
 
     @app.get("/api/run")
@@ -148,7 +148,7 @@ def make_app(root: Path, token: str, hosts: frozenset[str] | None, read_only: bo
             return found
         if item.kind == "study":
             return found | study_of(item.path)
-        config = text_of(path) if (path := watcher.shelf.file(id, "config.toml")) else ""
+        config = text_in(path) if (path := watcher.shelf.file(id, "config.toml")) else ""
         words = shared.get("words", item, "audit.jsonl", lambda: words_of(item))
         return found | {"words": words, "config": config}
 
@@ -157,7 +157,7 @@ def make_app(root: Path, token: str, hosts: frozenset[str] | None, read_only: bo
         found: dict[str, Any] = {}
         for key in id[:MOST_COMPARED]:
             try:
-                found[key] = clean(settings_of(read_settings(text_of(whole_item(key).path / "config.toml"))))
+                found[key] = clean(settings_of(read_settings(text_in(whole_item(key).path / "config.toml"))))
             except (ValueError, RecursionError):
                 found[key] = {}
         return found

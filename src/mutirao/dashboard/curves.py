@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from mutirao.runs.reader import number
+from mutirao.runs.csv_columns import finite_or_nan
 
 LINE = 1 << 16  # bytes in which one line surely lies
 POINTS = 40  # of a sparkline
@@ -57,7 +56,7 @@ class History:
         for cells in csv.reader(whole.decode("utf-8", errors="replace").splitlines()):
             if len(cells) == len(self.columns):
                 for column, cell in zip(self.values, cells, strict=True):
-                    column.append(number(cell))
+                    column.append(finite_or_nan(cell))
         return start if len(self) > start or start == 0 else -1
 
     def column(self, name: str) -> Sequence[float]:
@@ -90,7 +89,7 @@ def read_column(path: Path, name: str) -> list[float]:
         rows: Any = csv.reader(line.decode("utf-8", errors="replace") for line in lines)
     else:
         rows = (line.split(b",", at + 1) for line in lines)
-    values = (number(cells[at]) for cells in rows if len(cells) > at)
+    values = (finite_or_nan(cells[at]) for cells in rows if len(cells) > at)
     return [v for v in values if v == v]
 
 

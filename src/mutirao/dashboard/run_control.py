@@ -14,7 +14,7 @@ from mutirao.dashboard.run_index import Item
 from mutirao.experiments.task import PYTHON
 from mutirao.registry import dotted_in
 from mutirao.report.run_state import holder
-from mutirao.runs.reader import json_of, text_of
+from mutirao.runs.reader import json_of, text_in
 from mutirao.runs.trust import is_own_run, is_own_study, names_in_file
 
 FOREIGN = "{} names code to run, {}, and was not run by you on this machine; go on with it from a terminal"
@@ -83,7 +83,7 @@ def resume_words(item: Item) -> list[str]:
     """
     if item.kind == "run":
         file = item.path.absolute() / "config.toml"
-        recipe = first_value(text_of(file))
+        recipe = first_value(text_in(file))
         if not recipe:
             raise Refused("config.toml does not say which recipe it is for")
         if recipe == PYTHON:
@@ -98,7 +98,7 @@ def resume_words(item: Item) -> list[str]:
     if not file.is_file() or not file.is_absolute():
         raise Refused(f"the study's file {file} is not there any more")
     names = dotted_in([names_in_file(file), [parse_assignment(text)[1] for text in sets if "=" in str(text)]])
-    if names and not is_own_study(item.path, text_of(file)):
+    if names and not is_own_study(item.path, text_in(file)):
         raise Refused(FOREIGN.format("the study", ", ".join(names)))
     flags = [word for text in sets if isinstance(text, str) for word in ("--set", text)]
     return ["study", str(file), "--out", str(item.path), "--json", *flags]

@@ -13,11 +13,11 @@ from mutirao.dashboard.settings import read_settings
 from mutirao.metrics import direction_of
 from mutirao.report.run_state import RunState, holder, state_of
 from mutirao.report.study_report import best_of
-from mutirao.runs.changed_settings import differences
-from mutirao.runs.column_names import likely_judge
-from mutirao.runs.linked_trails import table_in
+from mutirao.runs.changed_settings import changed_settings
+from mutirao.runs.column_names import likely_monitor
+from mutirao.runs.linked_trails import subtable
 from mutirao.runs.notes import read_notes
-from mutirao.runs.reader import json_of, text_of
+from mutirao.runs.reader import json_of, text_in
 
 Facts = dict[str, Any]
 READ = frozenset(
@@ -47,7 +47,7 @@ def facts_of_run(path: Path, history: History) -> Facts:
     first, last, resumed = ends_of(path / "audit.jsonl")
     state, why = state_of(path, last, resumed), ""
     try:
-        config = read_settings(text_of(path / "config.toml"))
+        config = read_settings(text_in(path / "config.toml"))
     except (ValueError, RecursionError) as error:
         config, why = {}, f"config.toml cannot be read: {error}"
     summary = json_of(path / "summary.json") if state.name == "finished" else {}
@@ -62,7 +62,7 @@ def facts_of_run(path: Path, history: History) -> Facts:
         "changed": changed,
         "diff": {
             short(k): short(v)
-            for k, v in list(differences(config, table_in(first, "defaults")).items())[:MOST_SETTINGS]
+            for k, v in list(changed_settings(config, subtable(first, "defaults")).items())[:MOST_SETTINGS]
         },
         "note": short(read_notes(path).text),
     }
@@ -71,11 +71,11 @@ def facts_of_run(path: Path, history: History) -> Facts:
 
 def ended(path: Path, summary: Facts) -> Facts:
     """What the summary of a finished run says, and its curve."""
-    final, best, judge = table_in(summary, "final"), table_in(summary, "best"), str(summary.get("judge", ""))
+    final, best, judge = subtable(summary, "final"), subtable(summary, "best"), str(summary.get("judge", ""))
     return {
         "rounds": whole(summary.get("rounds")),
         "judge": short(judge),
-        "way": direction_of(judge, table_in(summary, "directions")),
+        "way": direction_of(judge, subtable(summary, "directions")),
         "value": final.get(judge),
         "best": best.get(judge),
         "seconds": summary.get("seconds"),
@@ -86,7 +86,7 @@ def ended(path: Path, summary: Facts) -> Facts:
 def under_way(history: History, began: str, changed: str) -> Facts:
     """What the curves of a run say that is not finished."""
     history.read_on()
-    judge = likely_judge(history.columns)
+    judge = likely_monitor(history.columns)
     values, way = [v for v in history.column(judge) if v == v], direction_of(judge)
     best = (min if way == "lower" else max)(values) if values and way else None
     rest = {"seconds": apart(began, changed), "spark": spark(values), "way": way}
@@ -148,7 +148,7 @@ def facts_of_study(path: Path, cells: Iterable[Facts]) -> Facts:
         "rounds": done,
         "of": total,
         "judge": short(metric),
-        "way": direction_of(metric, table_in(table, "directions")),
+        "way": direction_of(metric, subtable(table, "directions")),
         "value": top.get("mean"),
         "best": top.get("mean"),
         "winner": short(top.get("method", "")),

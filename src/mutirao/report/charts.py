@@ -201,7 +201,7 @@ def tints_of(groups: Iterable[str]) -> dict[str, int]:
 
 def chart_scores(record: Record, tints: dict[str, int]) -> Iterator[Spec]:
     """How each group's model does, by round and the metric that judges, as a run with groups writes it."""
-    scores, metric = json_of(record.path / "groups.json").get("scores"), record.judge or "accuracy"
+    scores, metric = json_of(record.path / "groups.json").get("scores"), record.monitor or "accuracy"
     series = []
     for group, rows in scores.items() if isinstance(scores, dict) else ():
         known = [r for r in rows if isinstance(r, dict) and isinstance(r.get(metric), int | float)]
@@ -256,13 +256,13 @@ def chart_cost(record: Record) -> Iterator[Spec]:
         about = f"The median is {duration(float(np.median(known)))}, the longest {duration(float(known.max()))}."
         axes = {"x": ROUND, "y": {"label": "seconds", "zero": True}}
         yield spec("lines", "Seconds of each round", about, series=series, **axes)
-    judge, passed = history.numbers(record.judge), np.cumsum(np.nan_to_num(history.numbers("sim_seconds")))
+    judge, passed = history.numbers(record.monitor), np.cumsum(np.nan_to_num(history.numbers("sim_seconds")))
     if passed.any() and not np.isnan(judge).all():
-        said = trend(record.judge, line("", rounds, judge)["y"], record.direction(record.judge))
+        said = trend(record.monitor, line("", rounds, judge)["y"], record.direction(record.monitor))
         about = f"{said} after {figure(float(passed[-1]))} simulated seconds."
-        axes = {"x": {"label": "simulated seconds"}, "y": {"label": record.judge}}
-        series = [line(record.judge, passed, judge)]
-        yield spec("lines", f"{record.judge} by simulated time", about, series=series, **axes)
+        axes = {"x": {"label": "simulated seconds"}, "y": {"label": record.monitor}}
+        series = [line(record.monitor, passed, judge)]
+        yield spec("lines", f"{record.monitor} by simulated time", about, series=series, **axes)
 
 
 def chart_losses(record: Record) -> list[Spec]:
@@ -299,12 +299,12 @@ def chart_privacy(record: Record) -> list[Spec]:
         about += f" The budget is {figure(float(budget))}."
     title = "Epsilon spent" if "epsilon" in names else "Not private: epsilon, if noise and draws were secret"
     made = [spec("lines", title, about, x=ROUND, y={"label": "epsilon", "zero": True}, series=series)]
-    judge, spent = record.history.numbers(record.judge), record.history.numbers(names[0])
+    judge, spent = record.history.numbers(record.monitor), record.history.numbers(names[0])
     if not np.isnan(judge).all():
-        said = trend(record.judge, [v for v in judge.tolist() if v == v], record.direction(record.judge)) + "."
-        axes = {"x": {"label": names[0]}, "y": {"label": record.judge}}
-        bought = [line(record.judge, spent, judge)]
-        made.append(spec("lines", f"{record.judge} by {names[0]} spent", said, series=bought, **axes))
+        said = trend(record.monitor, [v for v in judge.tolist() if v == v], record.direction(record.monitor)) + "."
+        axes = {"x": {"label": names[0]}, "y": {"label": record.monitor}}
+        bought = [line(record.monitor, spent, judge)]
+        made.append(spec("lines", f"{record.monitor} by {names[0]} spent", said, series=bought, **axes))
     clips = record.history.numbers("clip")
     if not np.isnan(clips).all():
         said = trend("the longest update that counts", [v for v in clips.tolist() if v == v], None) + "."

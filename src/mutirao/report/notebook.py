@@ -8,7 +8,7 @@ from typing import Any
 
 from mutirao.core.rounds import Run
 from mutirao.metrics import Direction, direction_of
-from mutirao.runs.column_names import metrics_of
+from mutirao.runs.column_names import metrics_in_row
 from mutirao.runs.reader import Record
 from mutirao.runs.run_folder import load_run
 from mutirao.templates import macros
@@ -28,7 +28,7 @@ class View:
     def _repr_html_(self) -> str:
         """A self-contained piece of HTML; it takes the notebook's own colours."""
         run = self.run
-        names = list(dict.fromkeys(k for row in run.history for k in metrics_of(row)))[:MOST]
+        names = list(dict.fromkeys(k for row in run.history for k in metrics_in_row(row)))[:MOST]
         about = f"round {run.round}, seed {run.seed}, {len(run.roster)} clients, {len(run.arrays)} arrays"
         curves = [box(n, points_of(run.history, n), direction_of(n, self.directions)) for n in names]
         return str(macros(PIECES).run(about, curves))

@@ -16,7 +16,7 @@ from mutirao.report.plot_kinds import file_in
 from mutirao.report.plot_style import BRIGHT, INK, PALE, add_legend, blank, count_on, palette, save, scatter_risks, tidy
 from mutirao.report.plots import average
 from mutirao.runs.reader import Columns, Floats, Record, json_of
-from mutirao.studies.targets import runs_of, sign_of
+from mutirao.studies.targets import runs_by_method, sign_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,11 +60,11 @@ def finish(figure: "Figure", axes: "Axes", out: Path, name: str, grid: str = "bo
 
 def read_methods(folder: Path, metric: str) -> tuple[Methods, str]:
     """The runs of each method, and the metric asked for or else the one they are judged by."""
-    methods = runs_of(folder)
+    methods = runs_by_method(folder)
     first = next(iter(methods.values()))[0]
     if metric and metric not in first.metrics:
         raise ConfigError(f"no round has a metric {metric!r}{nearest(metric, set(first.metrics))}")
-    return methods, metric or first.judge
+    return methods, metric or first.monitor
 
 
 def mean_curves(methods: Methods, metric: str, lead: Lead = np.asarray) -> Iterator[tuple[str, Floats, Floats, Floats]]:
@@ -137,7 +137,7 @@ def plot_best(folder: Path, out: Path, metric: str = "", width: float = 0.0, tar
 def plot_histogram(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
     """How many clients were selected how often, the methods of a study as outlines."""
     figure, axes = canvas(width)
-    found = {method: [times_of(record) for record in records] for method, records in runs_of(folder).items()}
+    found = {method: [times_of(record) for record in records] for method, records in runs_by_method(folder).items()}
     most = max(int(times.max()) for runs in found.values() for times in runs)
     for i, (method, runs) in enumerate(found.items()):
         counts = np.mean([np.bincount(times, minlength=most + 1) for times in runs], axis=0)

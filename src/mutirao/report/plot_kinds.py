@@ -8,11 +8,11 @@ from mutirao.config import load_name, nearest
 from mutirao.errors import ConfigError
 from mutirao.report.participation_plots import draw_best, draw_participation, draw_shares
 from mutirao.report.plots import draw_curves
-from mutirao.runs.column_names import metrics_of
+from mutirao.runs.column_names import metrics_in_row
 from mutirao.runs.participation import participation_in
 from mutirao.runs.reader import Record
-from mutirao.studies.selection_policies import check_metric, targets_of, write_comparison
-from mutirao.studies.targets import runs_of
+from mutirao.studies.selection_policies import require_metric, targets_of, write_comparison
+from mutirao.studies.targets import runs_by_method
 
 # What a kind shows, and the module with its function `plot_KIND(folder, out) -> files`: listing them imports nothing.
 KINDS = {
@@ -54,7 +54,7 @@ def draw(folder: Path, kind: str, out: Path | None = None, **options: str | floa
 def plot_curves(folder: Path, out: Path, metric: str = "") -> list[Path]:
     """The metrics of a run by round, or one of them."""
     rows = Record.begun(folder).rows
-    names = list(dict.fromkeys(k for row in rows for k in metrics_of(row)))
+    names = list(dict.fromkeys(k for row in rows for k in metrics_in_row(row)))
     path = file_in(out, "curves.png")
     draw_curves(rows, [metric] if metric else names, path)
     return [path]
@@ -69,9 +69,9 @@ def plot_participation(folder: Path, out: Path) -> list[Path]:
 
 def plot_selection(folder: Path, out: Path, metric: str = "", targets: Sequence[float] = ()) -> list[Path]:
     """The policies of a study side by side: `selection.md`, `selection.json` and two pictures; by what judges them."""
-    methods = runs_of(folder)
-    metric = metric or next((run.judge for runs in methods.values() for run in runs), "accuracy")
-    check_metric(methods, metric, folder)
+    methods = runs_by_method(folder)
+    metric = metric or next((run.monitor for runs in methods.values() for run in runs), "accuracy")
+    require_metric(methods, metric, folder)
     targets = list(targets) or targets_of(methods, metric)
     tables = write_comparison(methods, out, metric, targets)
     pictures = [out / "selection-curves.png", out / "selection-fairness.png"]

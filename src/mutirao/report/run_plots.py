@@ -14,8 +14,8 @@ from mutirao.report.confusion_plot import draw_confusion
 from mutirao.report.group_plots import draw_plane, draw_scan
 from mutirao.report.participation_plots import draw_participation
 from mutirao.report.plots import draw_curves, draw_partition, draw_weights
-from mutirao.runs.column_names import metrics_of
-from mutirao.runs.csv_tables import Table
+from mutirao.runs.column_names import metrics_in_row
+from mutirao.runs.csv_tables import CsvTable
 from mutirao.runs.participation import participation_in
 from mutirao.runs.reader import Record
 
@@ -41,12 +41,12 @@ def painter(kind: str) -> Callable[[Any, Path], None]:
 def draw_run(run: Run, task: Task, out: Path) -> None:
     """Save the pictures of a run: the curves that every run has, who holds what, and the task's own."""
     exhibits = task.exhibits
-    metrics = list(dict.fromkeys([task.judge, *(k for row in run.history for k in metrics_of(row))]))
+    metrics = list(dict.fromkeys([task.judge, *(k for row in run.history for k in metrics_in_row(row))]))
     if any(task.judge in row for row in run.history):
         draw_curves(run.history, [m for m in metrics if m not in exhibits.constant], out / "curves.png")
     record = Record(out)
     if "risk" in record.clients:
-        draw_weights(Table(out / "clients.csv").each(), out / "weights.png")
+        draw_weights(CsvTable(out / "clients.csv").each(), out / "weights.png")
     if any(row["selected"] < len(run.roster) for row in run.history):
         draw_participation(participation_in(record, len(run.roster)), out / "participation.png")
     for file, picture in exhibits.pictures.items():

@@ -94,7 +94,7 @@ def run_headline(record: Record) -> dict[str, tuple[str, str]]:
             known = record.history.numbers(name)
             value = next((v for v in known[::-1].tolist() if v == v), None)
         if isinstance(value, int | float):
-            top = best.get(name) if isinstance(best, dict) and name == record.judge else None
+            top = best.get(name) if isinstance(best, dict) and name == record.monitor else None
             when = f"round\u00a0{record.summary.get('best_round')}"
             remark = f"best {figure(float(top))} in {when}" if isinstance(top, int | float) else ""
             out[label_of(name)] = (figure(float(value)), remark)

@@ -136,7 +136,7 @@ def describe_checkpoints(told: Mapping[str, Any]) -> str:
 
 def tell_quality(record: Record) -> Iterator[str]:
     """How the metric that counts went."""
-    judge, values = record.judge, record.history.numbers(record.judge)
+    judge, values = record.monitor, record.history.numbers(record.monitor)
     rounds, values = record.history.numbers("round")[~np.isnan(values)], values[~np.isnan(values)]
     if len(values) < 2:
         return
@@ -158,10 +158,10 @@ def tell_fairness(record: Record) -> Iterator[str]:
     """How it is shared out: the tenth of the clients that fare worst on data of their own."""
     final = record.summary.get("final")
     told = final if isinstance(final, dict) else {}
-    mean, worst = (told.get(f"{record.judge}_{part}") for part in ("mean", "worst_decile"))
+    mean, worst = (told.get(f"{record.monitor}_{part}") for part in ("mean", "worst_decile"))
     if isinstance(mean, int | float) and isinstance(worst, int | float):
         worst_tenth = f"the worst tenth of them have {figure(worst)}"
-        yield f"On their own data clients have {label_of(record.judge)} {figure(mean)} on average; {worst_tenth}."
+        yield f"On their own data clients have {label_of(record.monitor)} {figure(mean)} on average; {worst_tenth}."
 
 
 def tell_participation(record: Record) -> Iterator[str]:

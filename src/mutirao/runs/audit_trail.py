@@ -72,7 +72,7 @@ def parse(line: bytes) -> dict[str, Any] | None:
     return event if isinstance(event, dict) and {"event", "prev", "hash"} <= event.keys() else None
 
 
-def is_whole(event: dict[str, Any]) -> bool:
+def is_unaltered(event: dict[str, Any]) -> bool:
     """Whether an event is as it was written, by its own hash."""
     return bool(fingerprint({k: v for k, v in event.items() if k != "hash"}) == event["hash"])
 
@@ -92,7 +92,7 @@ def check_chain(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
             continue
         if head is not None and event["prev"] != head:
             problems.append(f"{path.name}: lines are missing, added or out of order before line {number}")
-        if not is_whole(event):
+        if not is_unaltered(event):
             problems.append(f"{path.name}: line {number} ({event['event']}) was altered")
         head = event["hash"]
         events.append(event)

@@ -15,7 +15,7 @@ LENGTH = 8  # bytes before a block that say how long it is
 EMPTY = hashlib.sha256(b"").hexdigest()
 
 
-class Blocks:
+class BlockFile:
     """The file; a `mark` is its length and the hash of all that it held by then."""
 
     def __init__(self, path: Path) -> None:
@@ -45,7 +45,7 @@ class Blocks:
         """Damaged if the file does not hold what a state file says it does."""
         if not self._heads:
             head, end = EMPTY, 0
-            with blocks_of(self.path) as blocks:
+            with read_blocks(self.path) as blocks:
                 for block in blocks:
                     head, end = chain(head, block), end + LENGTH + len(block)
                     self._heads[end] = head
@@ -66,7 +66,7 @@ class Blocks:
                 if not left:
                     return
 
-        with blocks_of(self.path) as blocks:
+        with read_blocks(self.path) as blocks:
             yield each(blocks)
 
 
@@ -78,7 +78,7 @@ def chain(head: str, block: Any) -> str:
 
 
 @contextlib.contextmanager
-def blocks_of(path: Path) -> Iterator[Iterator[memoryview]]:
+def read_blocks(path: Path) -> Iterator[Iterator[memoryview]]:
     """The whole blocks of a file, one after the other, without reading all of it into memory."""
     if not path.is_file() or not path.stat().st_size:
         yield iter(())

@@ -16,12 +16,12 @@ from mutirao.experiments.task import NAMES, find
 Table = Mapping[str, Any]
 
 
-def differences(config: Table, base: Table | None = None) -> dict[str, Any]:
+def changed_settings(config: Table, base: Table | None = None) -> dict[str, Any]:
     """The settings that are not the recipe's defaults; those of a part that is not the default, where not its own.
 
     `base` are the defaults of a recipe that is not one of Mutirão's.
 
-    >>> differences({"recipe": "quickstart", "lr": 0.1, "aggregate": {"name": "fedyogi", "lr": 0.01, "tau": 0.1}})
+    >>> changed_settings({"recipe": "quickstart", "lr": 0.1, "aggregate": {"name": "fedyogi", "lr": 0.01, "tau": 0.1}})
     {'lr': 0.1, 'aggregate': 'fedyogi', 'aggregate.tau': 0.1}
     """
     recipe = str(config.get("recipe", ""))
@@ -36,36 +36,36 @@ def differences(config: Table, base: Table | None = None) -> dict[str, Any]:
         own: Table = normal if isinstance(normal, Mapping) else {}
         if (name := value.get("name", own.get("name"))) != own.get("name"):
             apart[key] = name
-            own = part_defaults(key, str(name), home_of(recipe, key))
+            own = part_defaults(key, str(name), part_module(recipe, key))
         apart |= {f"{key}.{k}": v for k, v in value.items() if k != "name" and (k not in own or own[k] != v)}
     return apart
 
 
 def defaults_of(recipe: str, base: Table | None = None) -> dict[str, Any]:
     """The defaults that a configuration is held against."""
-    return usual_of(recipe) if recipe in NAMES else {**usual_of(""), **(base or {})}
+    return recipe_defaults(recipe) if recipe in NAMES else {**recipe_defaults(""), **(base or {})}
 
 
 @cache
-def usual_of(recipe: str) -> dict[str, Any]:
+def recipe_defaults(recipe: str) -> dict[str, Any]:
     """The defaults of a recipe of Mutirão's; of any other, those that all recipes share."""
-    kind = kind_of(recipe)
-    return {**retired_of(kind), **table_of(kind)}
+    kind = config_class_of(recipe)
+    return {**retired_of(kind), **defaults_table(kind)}
 
 
-def table_of(kind: type[Common]) -> dict[str, Any]:
+def defaults_table(kind: type[Common]) -> dict[str, Any]:
     """All defaults of a configuration, as its file would hold them."""
     return {key: value for key, value in tomllib.loads(dump("", resolve(kind, {}))).items() if key != "recipe"}
 
 
-def kind_of(recipe: str) -> type[Common]:
+def config_class_of(recipe: str) -> type[Common]:
     """The settings of a recipe of Mutirão's; of any other, those that all recipes share."""
     return find(recipe).config if recipe in NAMES else Common
 
 
 def own_defaults(kind: type[Common]) -> dict[str, Any]:
     """The defaults that a recipe declares itself, which are not those that all recipes share."""
-    return {key: value for key, value in table_of(kind).items() if declares(kind, key)}
+    return {key: value for key, value in defaults_table(kind).items() if declares(kind, key)}
 
 
 def declares(kind: type[Common], key: str) -> bool:
@@ -74,9 +74,9 @@ def declares(kind: type[Common], key: str) -> bool:
     return key in own and own[key] is not Common.__dataclass_fields__.get(key)
 
 
-def home_of(recipe: str, kind: str) -> str:
+def part_module(recipe: str, kind: str) -> str:
     """The module with a recipe's own parts of that kind, if it has one."""
-    fields = kind_of(recipe).__dataclass_fields__
+    fields = config_class_of(recipe).__dataclass_fields__
     part = fields[kind].default if kind in fields else None
     return part.home if isinstance(part, Part) else ""
 

@@ -20,17 +20,17 @@ def metrics_among(names: Iterable[str]) -> list[str]:
     return [name for name in names if name not in HISTORY and not name.startswith("train_")]
 
 
-def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
+def metrics_in_row(row: Mapping[str, Any]) -> dict[str, float]:
     """The metrics in a line of history, without the counters every run has."""
     return {name: row[name] for name in metrics_among(row)}
 
 
-def figures_of(row: Mapping[str, Any]) -> dict[str, float]:
+def client_figures(row: Mapping[str, Any]) -> dict[str, float]:
     """The figures in a row of clients.csv."""
     return {k: float(v) for k, v in row.items() if k not in CLIENTS and isinstance(v, int | float)}
 
 
-def likely_judge(names: Iterable[str]) -> str:
+def likely_monitor(names: Iterable[str]) -> str:
     """The metric a run is probably judged by, of the columns of its history."""
     metrics = metrics_among(names)
     return next((name for name in (*USUAL, *metrics) if name in metrics), "")

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.io import plain_value
-from mutirao.runs.csv_tables import read_parts
+from mutirao.runs.csv_tables import read_csv_parts
 
 Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.intp]
@@ -25,11 +25,11 @@ class Columns:
         self._parts: dict[str, list[str]] = {}  # a column as a text for each part, its cells a line each
         self._numbers: dict[str, Floats] = {}
         self._codes: dict[str, tuple[list[str], Codes]] = {}
-        for self.names, rows in read_parts(path):
+        for self.names, rows in read_csv_parts(path):
             if rows:
                 self.lengths.append(len(rows))
                 for name, cells in zip(self.names, zip(*rows, strict=True), strict=True):
-                    self._parts.setdefault(name, []).append(joined(cells))
+                    self._parts.setdefault(name, []).append(join_cells(cells))
         self.length = sum(self.lengths)
 
     def __len__(self) -> int:
@@ -79,7 +79,7 @@ class Columns:
         return np.clip(np.nan_to_num(self.numbers(name)), -LARGEST, LARGEST).astype(np.int64)
 
 
-def joined(cells: tuple[str, ...]) -> str:
+def join_cells(cells: tuple[str, ...]) -> str:
     """Cells as one text, a line each."""
     text = BREAK.join(cells)
     return text if text.count(BREAK) < len(cells) else BREAK.join(str(plain_value(cell)) for cell in cells)
@@ -90,12 +90,12 @@ def numbers_of(cells: list[str]) -> Floats:
     try:
         values = np.array([cell or "nan" for cell in cells], np.float64)
     except ValueError:  # not all of them are numbers
-        return np.array([number(cell) for cell in cells], np.float64)
+        return np.array([finite_or_nan(cell) for cell in cells], np.float64)
     values[~np.isfinite(values)] = np.nan
     return values
 
 
-def number(text: str) -> float:
+def finite_or_nan(text: str) -> float:
     """A finite number, or NaN."""
     try:
         value = float(text)

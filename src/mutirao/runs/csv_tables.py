@@ -14,7 +14,7 @@ MOST_COLUMNS = 256  # names of metrics come from clients: they must not grow a t
 PART = 20_000  # rows that are held at once: of a long table never all
 
 
-class Table:
+class CsvTable:
     """A CSV file that only grows, a block of rows at a time; a new column rewrites it whole, once."""
 
     def __init__(self, path: Path) -> None:
@@ -37,7 +37,7 @@ class Table:
 
     def each(self) -> Generator[dict[str, str], None, None]:
         """All whole rows, one after the other; empty cells are left out."""
-        for header, rows in read_parts(self.path):
+        for header, rows in read_csv_parts(self.path):
             for cells in rows:
                 yield {k: v for k, v in zip(header, cells, strict=True) if v != ""}
 
@@ -60,12 +60,12 @@ class Table:
         now = self.path.stat() if self.path.is_file() else None
         mark = now and (now.st_size, now.st_mtime_ns, now.st_ino)
         if self._counted[0] != mark:
-            self._counted = mark, sum(len(rows) for _, rows in read_parts(self.path))
+            self._counted = mark, sum(len(rows) for _, rows in read_csv_parts(self.path))
         return self._counted[1]
 
     def go_on_after(self, rows: int) -> None:
         """Drop what stands behind the first `rows` rows: it belongs to a round that was never finished."""
-        self.columns, _ = next(read_parts(self.path), ([], []))
+        self.columns, _ = next(read_csv_parts(self.path), ([], []))
         self.rows = rows
         if self.count() > rows or not self._ends_whole():
             self._write(rows)
@@ -101,7 +101,7 @@ class Table:
         return [[plain_value(row.get(k, "")) for k in self.columns] for row in rows]
 
 
-def read_parts(path: Path) -> Iterator[tuple[list[str], list[list[str]]]]:
+def read_csv_parts(path: Path) -> Iterator[tuple[list[str], list[list[str]]]]:
     """The header of a CSV file with its whole rows, at most PART at a time; nothing if there is no file.
 
     A file with a header alone gives it with no rows.

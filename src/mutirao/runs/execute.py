@@ -26,9 +26,9 @@ from mutirao.privacy import NAMES as PRIVACY
 from mutirao.privacy import privacy_summary, resolve_privacy, without_resolved
 from mutirao.registry import dotted_in
 from mutirao.runs.changed_settings import own_defaults
-from mutirao.runs.column_names import metrics_of
+from mutirao.runs.column_names import metrics_in_row
 from mutirao.runs.run_folder import Folder, versions
-from mutirao.runs.trackers import Gentle, Tracker
+from mutirao.runs.trackers import SafeSink, Tracker
 from mutirao.runs.trust import Trust, check_trust, distrust, is_own_run
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.training.lr_schedules import has_same_past
@@ -86,15 +86,15 @@ def execute(
             task.check(run.arrays, task.population)
         fleet.use_state_store(folder.sites.states)
         if fresh:
-            folder.begin(run, text, task.facts, trace_of(name, config))
+            folder.begin(run, text, task.facts, extra_facts(name, config))
         elif run.sites:
             fleet.restore(run.sites)
         fleet.trail(folder.audit.where)
-        sink = Gentle(tracker.open(out, name, dict(flatten(tomllib.loads(text))), run.round))
+        sink = SafeSink(tracker.open(out, name, dict(flatten(tomllib.loads(text))), run.round))
         stopped: BudgetSpent | None = None
         best = best_row(run.history, task.judge, better)
         try:
-            for round in run_recipe(recipe, present(fleet, config), config, task, run):
+            for round in run_recipe(recipe, present_clients(fleet, config), config, task, run):
                 now = best_row([r for r in (best, round.row) if r], task.judge, better)
                 run.sites = fleet.snapshot()
                 folder.commit(run, round, best=now is round.row, heads=fleet.heads())
@@ -116,8 +116,8 @@ def execute(
             write(run, out / file)
         if draw is not None:
             draw(run, task, out)
-        told = summarise(name, config, task, run, best, stopped) | judge_best(folder, task, run, best)
-        full = folder.finish(run, told, tables_of(task))
+        told = build_summary(name, config, task, run, best, stopped) | evaluate_best(folder, task, run, best)
+        full = folder.finish(run, told, audited_files(task))
         if report is not None:
             report(out)
         sink.end(full)
@@ -126,7 +126,7 @@ def execute(
         return full
 
 
-def trace_of(name: str, config: Any) -> dict[str, Any]:
+def extra_facts(name: str, config: Any) -> dict[str, Any]:
     """What a configuration does not tell of its run: the defaults of a user's recipe."""
     return {} if name in NAMES else {"defaults": own_defaults(type(config))}
 
@@ -139,7 +139,7 @@ def check_facts(folder: Folder, task: Task) -> None:
             raise ConfigError(f"{folder.path}: {key} is not what the run began with: {said}; restore it, or begin anew")
 
 
-def tables_of(task: Task) -> list[str]:
+def audited_files(task: Task) -> list[str]:
     """The files that a task leaves besides, and the tables that stand beside its pictures."""
     beside = [Path(picture).with_suffix(".csv").name for picture in task.exhibits.pictures]
     return list(dict.fromkeys([*task.exhibits.files, *beside, "plane.csv", "partition.csv"]))
@@ -161,7 +161,7 @@ def check_extras(config: Any) -> None:
         raise ConfigError(f"privacy={config.privacy.name} needs Opacus: install mutirao[privacy]")
 
 
-def present(fleet: Fleet, config: Any) -> Fleet:
+def present_clients(fleet: Fleet, config: Any) -> Fleet:
     """The fleet without those who are excluded, if they are in it."""
     names = parse_names(config.exclude)
     local = isinstance(fleet, LocalFleet) and names.isdisjoint(fleet.clients())  # they are not in its population
@@ -174,18 +174,18 @@ def best_row(history: list[Row], judge: str, better: Callable[..., Row]) -> Row 
     return better(judged, key=lambda row: row[judge]) if judged else None
 
 
-def summarise(
+def build_summary(
     name: str, config: Any, task: Task, run: Run, best: Row | None, stopped: BudgetSpent | None
 ) -> dict[str, Any]:
     """What summary.json says of a run."""
-    final = metrics_of(run.history[-1]) if run.history else {}
-    metrics = dict.fromkeys(k for row in run.history for k in metrics_of(row))
+    final = metrics_in_row(run.history[-1]) if run.history else {}
+    metrics = dict.fromkeys(k for row in run.history for k in metrics_in_row(row))
     ways = {metric: direction_of(metric, task.directions) for metric in metrics}
     found = task.exhibits.findings
     return {
         "recipe": name,
         "final": final,
-        "best": metrics_of(best) if best else final,
+        "best": metrics_in_row(best) if best else final,
         "best_round": best["round"] if best else run.round,
         "judge": task.judge,
         "directions": {metric: way for metric, way in ways.items() if way},
@@ -204,16 +204,16 @@ def summarise(
     }
 
 
-def judge_best(folder: Folder, task: Task, run: Run, best: Row | None) -> dict[str, Any]:
+def evaluate_best(folder: Folder, task: Task, run: Run, best: Row | None) -> dict[str, Any]:
     """What is measured, once, of the best model of a run that validation data ended; nothing of other runs."""
     if task.ending.measure is None or best is None:
         return {}
     found = task.ending.measure(run, load_arrays(folder.checkpoints / "best.safetensors")[0])
-    final = metrics_of(run.history[-1]) | found
+    final = metrics_in_row(run.history[-1]) | found
     over = f"after round {run.round}, {run.round - best['round']} rounds after the best"
     ways = {metric: way for metric in final if (way := direction_of(metric, task.directions))}
     early = {"ended": over} if task.ending.is_over(run.round, best) else {}
-    return {"final": final, "best": metrics_of(best) | found, "directions": ways, **early}
+    return {"final": final, "best": metrics_in_row(best) | found, "directions": ways, **early}
 
 
 def has_ended(summary: Mapping[str, Any], rounds: int) -> bool:
@@ -251,7 +251,7 @@ def reopen(name: str | None, out: Path, sets: list[tuple[str, Any]], trust: Trus
     return recipe, after
 
 
-def differing(out: Path, name: str, config: Any) -> list[str]:
+def different_settings(out: Path, name: str, config: Any) -> list[str]:
     """The settings that the run in `out` has otherwise; ones that came later have their defaults in an old run.
 
     Nothing is imported that `config` does not name, too.
@@ -277,7 +277,7 @@ def check_past(before: Any, after: Any) -> None:
         )
 
 
-class Log(logging.FileHandler):
+class RunLog(logging.FileHandler):
     """A log that is lost line by line on a full disk, without a word: the run itself says what is wrong."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
@@ -287,7 +287,7 @@ class Log(logging.FileHandler):
 @contextlib.contextmanager
 def logged(out: Path) -> Iterator[None]:
     """Write what the run says to `run.log` as well."""
-    handler = Log(out / "run.log", encoding="utf-8", delay=True)
+    handler = RunLog(out / "run.log", encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("mutirao")
     logger.addHandler(handler)

@@ -13,7 +13,7 @@ TABLES = ("history", "clients")
 FORMATS = (".parquet", ".csv")
 
 
-def export(folder: Path, out: Path, table: str = "history") -> int:
+def export_tables(folder: Path, out: Path, table: str = "history") -> int:
     """Write a table of the run, or of every run below the folder with a column `run`; return the number of rows."""
     if out.suffix.lower() not in FORMATS:
         raise ConfigError(f"cannot write {out}: right would be a name that ends in {' or '.join(FORMATS)}")
@@ -27,15 +27,15 @@ def export(folder: Path, out: Path, table: str = "history") -> int:
         raise ConfigError(f"{folder} holds no run with a table {table}.csv")
     columns = {} if single else {"run": [name for name, rows in found.items() for _ in range(len(rows))]}
     texts = TEXTS if table == "clients" else frozenset()
-    for name in dict.fromkeys(k for rows in found.values() for k in as_they_come(rows)):
+    for name in dict.fromkeys(k for rows in found.values() for k in columns_in_order(rows)):
         cells = (cell for rows in found.values() for part in rows.cells(name) for cell in part)
-        columns[name] = column([(cell if name in texts else typed(cell)) if cell else None for cell in cells])
-    content = parquet(columns) if out.suffix.lower() == ".parquet" else text(columns)
+        columns[name] = one_type([(cell if name in texts else typed(cell)) if cell else None for cell in cells])
+    content = to_parquet(columns) if out.suffix.lower() == ".parquet" else to_csv(columns)
     write_whole(out, content)
     return sum(map(len, found.values()))
 
 
-def as_they_come(rows: Columns) -> list[str]:
+def columns_in_order(rows: Columns) -> list[str]:
     """The columns with anything in them, in the order in which a row has something in each."""
     first = {}
     for name in rows.names:
@@ -44,7 +44,7 @@ def as_they_come(rows: Columns) -> list[str]:
     return sorted((k for k, at in first.items() if at is not None), key=lambda k: first[k] or 0)
 
 
-def column(values: list[Any]) -> list[Any]:
+def one_type(values: list[Any]) -> list[Any]:
     """Values of one type: whole numbers, numbers or text, None where there is none."""
     kinds = {type(v) for v in values if v is not None}
     if kinds <= {int}:
@@ -54,16 +54,16 @@ def column(values: list[Any]) -> list[Any]:
     return [None if v is None else str(v) for v in values]
 
 
-def text(columns: dict[str, list[Any]]) -> str:
+def to_csv(columns: dict[str, list[Any]]) -> str:
     """The columns as CSV."""
     return write_rows([list(columns), *zip(*columns.values(), strict=True)])
 
 
-def parquet(columns: dict[str, list[Any]]) -> bytes:
+def to_parquet(columns: dict[str, list[Any]]) -> bytes:
     """The columns as Parquet."""
     try:
         import pyarrow
-        from pyarrow import parquet as writer
+        from pyarrow import to_parquet as writer
     except ImportError as error:
         raise ConfigError("Parquet needs a package; install it with: pip install 'mutirao[parquet]'") from error
     out = io.BytesIO()

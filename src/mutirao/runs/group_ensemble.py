@@ -31,7 +31,7 @@ Labels = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Combined:
+class GroupEnsemble:
     """What the groups' models say together: weights, and shares of right answers on two sets of test data."""
 
     client: ClientId
@@ -57,7 +57,7 @@ class Combined:
 
 def combine_run(
     folder: Path, client: ClientId, by: str = "sample", few: int = FEW, trust: Trust = distrust
-) -> Combined:
+) -> GroupEnsemble:
     """Ask the models of a run's groups together, for a client of it that is simulated here."""
     table = read_toml(folder / "config.toml")
     check_trust(folder / "config.toml", table, trust, (), lambda: is_own_run(folder))
@@ -73,7 +73,7 @@ def combine_run(
     return combine_for(task, run, state, client, by, few)
 
 
-def combine_for(task: Task, run: Run, state: Grouping, client: ClientId, by: str, few: int) -> Combined:
+def combine_for(task: Task, run: Run, state: Grouping, client: ClientId, by: str, few: int) -> GroupEnsemble:
     """The same of a task and a run."""
     from mutirao.training.samples import Samples, own_test_samples
 
@@ -82,59 +82,61 @@ def combine_for(task: Task, run: Run, state: Grouping, client: ClientId, by: str
     data = task.population[client]
     mine, test = Samples.of(data).first(few), own_test_samples(data)
     everybody = [own_test_samples(task.population[c]) for c in sorted(task.population)]
-    said, labels = hear(task, run, test), labels_of(test)
-    union, right = zip(*((hear(task, run, part), labels_of(part)) for part in everybody), strict=True)
+    said, labels = predict_by_group(task, run, test), true_labels(test)
+    union, right = zip(*((predict_by_group(task, run, part), true_labels(part)) for part in everybody), strict=True)
     classes = {g: list(names) for g, names in state.classes.items()}
     all_said = {g: np.concatenate([part[g] for part in union]) for g in classes}
     all_labels = np.concatenate(right)
     chosen = np.linspace(0, len(all_labels) - 1, min(MOST, len(all_labels))).astype(np.intp)
     judged = chosen
     if by == "sample":
-        weights = weights_by_sample(hear(task, run, mine), classes, labels_of(mine))
+        weights = weights_by_sample(predict_by_group(task, run, mine), classes, true_labels(mine))
     elif by == "validation":  # half of the common samples weigh, the other half judges
         held, judged = chosen[::2], chosen[1::2]
         weights = weights_by_validation(
-            {g: share_right({g: p[held]}, classes, None, all_labels[held]) for g, p in all_said.items()}
+            {g: ensemble_accuracy({g: p[held]}, classes, None, all_labels[held]) for g, p in all_said.items()}
         )
     else:
-        weights = dict.fromkeys(classes, 1.0) if by == "equal" else weights_by_distance(distances(state, client))
+        weights = (
+            dict.fromkeys(classes, 1.0) if by == "equal" else weights_by_distance(distances_to_groups(state, client))
+        )
     total = 1 + max(int(all_labels.max()), *(c for names in classes.values() for c in names))
     whole = combine(said, classes, weights, total)
     guess = whole.argmax(1)
     of_union = {g: p[judged] for g, p in all_said.items()}
-    alone = {g: share_right({g: p}, classes, None, labels) for g, p in said.items()}
-    alone_union = {g: share_right({g: p}, classes, None, all_labels[judged]) for g, p in of_union.items()}
-    return Combined(
+    alone = {g: ensemble_accuracy({g: p}, classes, None, labels) for g, p in said.items()}
+    alone_union = {g: ensemble_accuracy({g: p}, classes, None, all_labels[judged]) for g, p in of_union.items()}
+    return GroupEnsemble(
         client=client,
         group=state.groups.group_of(client),
         by=by,
-        weights=normalised(weights),
+        weights=normalise_weights(weights),
         own={"combined": float(np.mean(guess == labels)), **alone},
-        union={"combined": share_right(of_union, classes, weights, all_labels[judged]), **alone_union},
+        union={"combined": ensemble_accuracy(of_union, classes, weights, all_labels[judged]), **alone_union},
         guesses=[(int(y), int(g), float(whole[i, g])) for i, (y, g) in enumerate(zip(labels, guess, strict=True))],
     )
 
 
-def hear(task: Task, run: Run, samples: Any) -> dict[str, npt.NDArray[np.float64]]:
+def predict_by_group(task: Task, run: Run, samples: Any) -> dict[str, npt.NDArray[np.float64]]:
     """What the model of each group says of samples."""
     if not len(samples):
         raise ConfigError("client: it has no samples of its own to ask about")
     return dict(task.opinions(run, samples)) if task.opinions is not None else {}
 
 
-def labels_of(samples: Any) -> Labels:
+def true_labels(samples: Any) -> Labels:
     """The classes of samples."""
     return np.asarray(samples.batch(slice(0, len(samples)))[1].numpy(), np.int64)
 
 
-def share_right(
+def ensemble_accuracy(
     said: Mapping[str, Any], classes: Mapping[str, list[int]], weights: Mapping[str, float] | None, labels: Labels
 ) -> float:
     """The share of samples that groups name rightly together."""
     return float(np.mean(combine(said, classes, weights).argmax(1) == labels))
 
 
-def distances(state: Grouping, client: ClientId) -> dict[str, float]:
+def distances_to_groups(state: Grouping, client: ClientId) -> dict[str, float]:
     """How far the client's signature is from the middle of each group."""
     groups = state.groups
     if client not in groups.clients or not groups.signatures.shape[1]:
@@ -146,7 +148,7 @@ def distances(state: Grouping, client: ClientId) -> dict[str, float]:
     return dict(zip(groups.names, away.tolist(), strict=True))
 
 
-def normalised(weights: Mapping[str, float]) -> dict[str, float]:
+def normalise_weights(weights: Mapping[str, float]) -> dict[str, float]:
     """Weights that sum to one."""
     total = sum(weights.values())
     return {g: w / total for g, w in sorted(weights.items())}

@@ -28,9 +28,9 @@ def read_trail(path: Path) -> tuple[str, list[Event], list[str]]:
     return name, events, [f"{name}: {p}" for p in problems]
 
 
-def keepers_in(path: Path) -> set[str]:
+def clients_with_trails(path: Path) -> set[str]:
     """The clients whose heads are in a server's trail: their sites keep trails of their own."""
-    return {str(client) for event in read_events(path)[0] for client in table_in(event, "heads")}
+    return {str(client) for event in read_events(path)[0] for client in subtable(event, "heads")}
 
 
 def count_heads(
@@ -40,7 +40,7 @@ def count_heads(
 
     Those are the clients who sent one in any round, and those `known` to. `rows` are those of `clients.csv`.
     """
-    told = {(str(number), client) for number, event in rounds.items() for client in table_in(event, "heads")}
+    told = {(str(number), client) for number, event in rounds.items() for client in subtable(event, "heads")}
     keepers = {client for _, client in told}.union(known)
     if not keepers:
         return [], []
@@ -57,20 +57,20 @@ def cross_check(server: Sequence[Event], path: Path) -> tuple[list[str], list[st
     """Compare a server's events with a site's trail: what agrees, and what does not."""
     site, events, problems = read_trail(path)
     first = server[0]["hash"] if server else ""
-    mine = [e for e in events if table_in(e, "server").get("first") == first]
-    told = [(e.get("round"), table_in(table_in(e, "heads"), site)) for e in server if site in table_in(e, "heads")]
+    mine = [e for e in events if subtable(e, "server").get("first") == first]
+    told = [(e.get("round"), subtable(subtable(e, "heads"), site)) for e in server if site in subtable(e, "heads")]
     if not mine:
         return [], [*problems, f"{site}: its trail knows nothing of this run"]
     hashes = [str(e["hash"]) for e in events]
     sent = {str(e.get("reply")) for e in mine if e["event"] == "sent"}
     for number, head in told:
-        if not holds(hashes, head):
+        if not has_head(hashes, head):
             problems.append(f"{site}: its trail lost or changed events that the server knew of in round {number}")
         elif not sent.issuperset(str(head.get("reply")).split()):
             problems.append(f"{site}: the server holds a reply of round {number} that the site did not send")
     theirs = [str(e["hash"]) for e in server]
     for event in mine:
-        if not holds(theirs, table_in(event, "server")):
+        if not has_head(theirs, subtable(event, "server")):
             problems.append(f"audit.jsonl: lost or changed events that {site} knew of (its event {event.get('seq')})")
             break  # all later ones rest on the same loss
     if problems:
@@ -80,19 +80,19 @@ def cross_check(server: Sequence[Event], path: Path) -> tuple[list[str], list[st
     ], []
 
 
-def table_in(event: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def subtable(event: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """A table in an event of somebody else's trail; empty if anything else is there."""
     found = event.get(key)
     return found if isinstance(found, dict) else {}
 
 
-def holds(hashes: Sequence[str], head: Mapping[str, Any]) -> bool:
+def has_head(hashes: Sequence[str], head: Mapping[str, Any]) -> bool:
     """Whether a trail still has the event that was its last one when the other side was told."""
     seq = head.get("seq")
     return isinstance(seq, int) and 0 < seq <= len(hashes) and hashes[seq - 1] == head.get("head")
 
 
-def export(trails: Mapping[str, Sequence[Event]], path: Path) -> int:
+def write_events(trails: Mapping[str, Sequence[Event]], path: Path) -> int:
     """Write the events of several trails, by time, as one CSV file with a column for each fact; return how many."""
     rows = [{"side": side, **event} for side, events in trails.items() for event in events]
     rows.sort(key=lambda row: (str(row.get("time")), str(row["side"]), whole_number(row.get("seq"))))

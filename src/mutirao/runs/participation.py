@@ -102,13 +102,13 @@ def participation(rows: Iterable[Mapping[str, Any]], clients: int = 0, rounds: i
 
 def place_by_name(names: list[ClientId], codes: Places, numbers: Places, clients: int, rounds: int) -> Participation:
     """From the clients selected, the place among them of each row's, and the rows' rounds."""
-    everyone = everybody(sorted(names), clients)
+    everyone = all_clients(sorted(names), clients)
     places = {c: i for i, c in enumerate(everyone)}
     place = np.array([places[c] for c in names], np.int64)
     return Participation.of(everyone, int(numbers.max(initial=rounds)), place[codes], numbers - 1)
 
 
-def everybody(seen: Sequence[ClientId], clients: int) -> list[ClientId]:
+def all_clients(seen: Sequence[ClientId], clients: int) -> list[ClientId]:
     """All names: those never seen follow from the numbers of virtual clients, or are called `(unseen 1)` and so on."""
     width = len(str(clients - 1))
     numbered = [f"c{i:0{width}d}" for i in range(clients)]

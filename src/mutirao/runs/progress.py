@@ -31,7 +31,7 @@ class Progress:
         self._began = time.monotonic()
         self._first = 0
         self._bytes = 0
-        self._blocks = can_say(BLOCKS)  # asked now: a live display puts its own stream in the place of this one
+        self._blocks = can_encode(BLOCKS)  # asked now: a live display puts its own stream in the place of this one
 
     def __enter__(self) -> "Progress":
         self.live = in_notebook() if self.mode == "auto" else None
@@ -129,7 +129,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(BLOCKS[int((share * v - low) / ((high - low) or 1) * (len(BLOCKS) - 1))] for v in some)
 
 
-def can_say(text: str) -> bool:
+def can_encode(text: str) -> bool:
     """Whether the terminal knows these letters."""
     try:
         text.encode(sys.stderr.encoding or "ascii")

@@ -15,11 +15,11 @@ import numpy.typing as npt
 from mutirao.errors import ConfigError
 from mutirao.metrics import Direction, direction_of
 from mutirao.runs.audit_trail import read_events
-from mutirao.runs.column_names import TEXTS, likely_judge, metrics_among, typed_row
+from mutirao.runs.column_names import TEXTS, likely_monitor, metrics_among, typed_row
 from mutirao.runs.csv_columns import Columns as Columns
 from mutirao.runs.csv_columns import Floats as Floats
-from mutirao.runs.csv_columns import number as number
-from mutirao.runs.csv_tables import Table
+from mutirao.runs.csv_columns import finite_or_nan as finite_or_nan
+from mutirao.runs.csv_tables import CsvTable
 
 Counts = npt.NDArray[np.intp]
 
@@ -31,7 +31,7 @@ class Record:
     >>> import mutirao
     >>> _ = mutirao.execute("quickstart", {"rounds": 2, "per_round": 3}, "runs/record", pictures=False)
     >>> record = Record.of(Path("runs/record"))
-    >>> record.rounds, record.judge, record.population, int(record.selections()[1].sum())
+    >>> record.rounds, record.monitor, record.population, int(record.selections()[1].sum())
     (2, 'accuracy', 50, 6)
     """
 
@@ -46,7 +46,7 @@ class Record:
         """Read a run folder; ConfigError if it is none."""
         if not any((path / name).is_file() for name in ("config.toml", "audit.jsonl", "summary.json", "history.csv")):
             raise ConfigError(f"{path} holds no finished run, nor one that has begun")
-        text = text_of(path / "config.toml")
+        text = text_in(path / "config.toml")
         try:
             config = tomllib.loads(text)
         except (ValueError, RecursionError):
@@ -73,12 +73,12 @@ class Record:
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
         """The lines of history, numbers as numbers."""
-        return [typed_row(row) for row in Table(self.path / "history.csv").read()]
+        return [typed_row(row) for row in CsvTable(self.path / "history.csv").read()]
 
     @cached_property
     def asked(self) -> list[dict[str, Any]]:
         """The rows of clients.csv, numbers as numbers: all at once, so for runs that are not large."""
-        return [typed_row(row, TEXTS) for row in Table(self.path / "clients.csv").read()]
+        return [typed_row(row, TEXTS) for row in CsvTable(self.path / "clients.csv").read()]
 
     @property
     def recipe(self) -> str:
@@ -88,13 +88,15 @@ class Record:
     @property
     def metrics(self) -> list[str]:
         """Evaluation metrics, the one the run is judged by first."""
-        found, judge = metrics_among(self.history.names), self.judge
-        return [judge, *(n for n in found if n != judge)] if judge in found else found
+        metrics = metrics_among(self.history.names)
+        if self.monitor not in metrics:
+            return metrics
+        return [self.monitor, *(name for name in metrics if name != self.monitor)]
 
     @property
-    def judge(self) -> str:
+    def monitor(self) -> str:
         """The metric that names the best round."""
-        return str(self.summary.get("judge", "")) or likely_judge(self.history.names)
+        return str(self.summary.get("judge", "")) or likely_monitor(self.history.names)
 
     def direction(self, metric: str) -> Direction | None:
         """Which way a metric is better; None: neither the run nor anybody else says."""
@@ -170,7 +172,7 @@ class Record:
         return {k: float(v) for k, v in flat.items() if isinstance(v, int | float) and not isinstance(v, bool)}
 
 
-def text_of(path: Path) -> str:
+def text_in(path: Path) -> str:
     """The text of a file, empty if there is none."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
@@ -181,7 +183,7 @@ def text_of(path: Path) -> str:
 def json_of(path: Path) -> dict[str, Any]:
     """The table in a JSON file, empty if there is none."""
     try:
-        content = json.loads(text_of(path))
+        content = json.loads(text_in(path))
     except (ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

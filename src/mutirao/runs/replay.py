@@ -22,8 +22,8 @@ from mutirao.experiments.async_flow import is_asynchronous
 from mutirao.experiments.simulated_parts import build_select
 from mutirao.experiments.task import find
 from mutirao.randomness import rng
-from mutirao.runs.column_names import figures_of
-from mutirao.runs.participation import Participation, everybody
+from mutirao.runs.column_names import client_figures
+from mutirao.runs.participation import Participation, all_clients
 from mutirao.runs.reader import Record
 from mutirao.runs.trust import Trust, check_trust, distrust, is_own_run
 from mutirao.simulation.availability import next_available
@@ -64,8 +64,8 @@ def replay(
     by_round: dict[int, list[Mapping[str, Any]]] = {}
     for row in rows:
         by_round.setdefault(row["round"], []).append(row)
-    names = everybody(sorted({r["client"] for r in rows}), clients)
-    told = collect_told(rows)
+    names = all_clients(sorted({r["client"] for r in rows}), clients)
+    told = replies_by_client(rows)
     roster, mask, time, memory = Roster(), None, 0, dict[str, Array]()
     select = as_selector(policy)
     roster.meet(names)
@@ -80,13 +80,13 @@ def replay(
         first = [r["client"] for r in by_round[t] if r.get("try", 1) == 1]
         actual.append(sorted(first))
         if own:
-            live(roster, t, other[-1], told)
+            update_from_choice(roster, t, other[-1], told)
         else:
-            follow(roster, t, by_round[t])
+            update_as_recorded(roster, t, by_round[t])
     return Replay(names, actual, other, own)
 
 
-def follow(roster: Roster, t: int, rows: Sequence[Mapping[str, Any]]) -> None:
+def update_as_recorded(roster: Roster, t: int, rows: Sequence[Mapping[str, Any]]) -> None:
     """Let the roster learn what it learnt in the run."""
     last = max(r.get("try", 1) for r in rows)
     for attempt in range(1, last + 1):
@@ -95,20 +95,20 @@ def follow(roster: Roster, t: int, rows: Sequence[Mapping[str, Any]]) -> None:
         roster.sent(t, [r["client"] for r in tried])
         roster.mark(t, [r["client"] for r in tried], {r["client"]: int(r["n"]) for r in good})
         for r in good:
-            roster.hear(t, r["client"], figures_of(r))
+            roster.hear(t, r["client"], client_figures(r))
 
 
-def live(roster: Roster, t: int, chosen: Sequence[ClientId], told: Mapping[ClientId, Any]) -> None:
+def update_from_choice(roster: Roster, t: int, chosen: Sequence[ClientId], told: Mapping[ClientId, Any]) -> None:
     """Let the roster learn what it would have, as far as the run can tell."""
     known = {c: told[c] for c in chosen if c in told}
     nearest = {c: rows[max(0, bisect.bisect_right(rounds, t) - 1)] for c, (rounds, rows) in known.items()}
     roster.sent(t, chosen)
     roster.mark(t, chosen, {c: int(row["n"]) for c, row in nearest.items()})
     for c, row in nearest.items():
-        roster.hear(t, c, figures_of(row))
+        roster.hear(t, c, client_figures(row))
 
 
-def collect_told(rows: Sequence[Mapping[str, Any]]) -> dict[ClientId, tuple[list[int], list[Mapping[str, Any]]]]:
+def replies_by_client(rows: Sequence[Mapping[str, Any]]) -> dict[ClientId, tuple[list[int], list[Mapping[str, Any]]]]:
     """What each client told, with the rounds in which it did."""
     found: dict[ClientId, tuple[list[int], list[Mapping[str, Any]]]] = {}
     for row in rows:

@@ -14,16 +14,16 @@ import numpy.typing as npt
 from mutirao.core.arrays import Array, Arrays
 from mutirao.core.roster import COUNTS, Roster
 from mutirao.errors import Damaged
-from mutirao.runs.block_file import Blocks
+from mutirao.runs.block_file import BlockFile
 
 FEW = 10_000  # clients that were ever heard of: of so many a state file holds all
 
 
-class Journal:
+class RosterJournal:
     """An append-only file of changed rows. `save` after each round; `go_on_after` before the first that follows."""
 
     def __init__(self, path: Path) -> None:
-        self.blocks = Blocks(path)
+        self.blocks = BlockFile(path)
         self._ids: list[str] = []
         self._last: Arrays = {}  # the columns as they were written last
 
@@ -52,14 +52,14 @@ class Journal:
         from safetensors.numpy import save
 
         self.blocks.append(save(roster.to_arrays(changed)))
-        for name, column in columns_of(roster).items():
+        for name, column in roster_columns(roster).items():
             self._last[name][changed] = column[changed]
 
     def go_on_after(self, mark: list[Any] | None, roster: Roster) -> None:
         """Drop what was written after the round of that mark, whose roster this is."""
         self.blocks.go_on_after(mark)
         if mark:
-            self._ids, self._last = roster.ids, {k: v.copy() for k, v in columns_of(roster).items()}
+            self._ids, self._last = roster.ids, {k: v.copy() for k, v in roster_columns(roster).items()}
 
     def check(self, mark: list[Any]) -> None:
         """Damaged if the file does not hold what a state file says it does."""
@@ -96,27 +96,27 @@ class Journal:
 
     def _changed(self, roster: Roster) -> npt.NDArray[np.intp]:
         """The rows that are not as they were written last; a newcomer's are zeros, and figures not known."""
-        now = columns_of(roster)
+        now = roster_columns(roster)
         if self._ids is not roster.ids:
             place = np.array([roster.row(c) for c in self._ids], np.intp)
             self._ids, before = roster.ids, self._last
-            self._last = {k: newcomers(k, len(roster), v) for k, v in (before | now).items()}
+            self._last = {k: unknown_column(k, len(roster), v) for k, v in (before | now).items()}
             for name, column in before.items():
                 self._last[name][place] = column
         differs = np.zeros(len(roster), np.bool_)
         for name, column in now.items():
-            last = self._last.setdefault(name, newcomers(name, len(roster), column))
+            last = self._last.setdefault(name, unknown_column(name, len(roster), column))
             changed = column.view(np.int64) != last.view(np.int64)  # by their bits: what is not known stays so
             differs |= changed if changed.ndim == 1 else changed.any(axis=1)
         return np.flatnonzero(differs)
 
 
-def columns_of(roster: Roster) -> dict[str, Array]:
+def roster_columns(roster: Roster) -> dict[str, Array]:
     """All columns that are kept, by the names they have in files."""
     out = {name: getattr(roster, name) for name in COUNTS} | {f"figure.{k}": v for k, v in roster.figures.items()}
     return out | {f"vector.{k}": v for k, v in roster.vectors.items()}
 
 
-def newcomers(name: str, rows: int, like: Array) -> Array:
+def unknown_column(name: str, rows: int, like: Array) -> Array:
     """A column like this one, of clients that nothing is known of."""
     return np.zeros(rows, np.int64) if name in COUNTS else np.full((rows, *like.shape[1:]), np.nan)

@@ -27,9 +27,9 @@ from mutirao.registry import dotted_in
 from mutirao.runs.audit_trail import START, Audit
 from mutirao.runs.checkpoint_thinning import Keep, rounds_to_drop
 from mutirao.runs.column_names import typed_row
-from mutirao.runs.csv_tables import Table
-from mutirao.runs.roster_file import Journal
-from mutirao.runs.site_states import Sites
+from mutirao.runs.csv_tables import CsvTable
+from mutirao.runs.roster_file import RosterJournal
+from mutirao.runs.site_states import StateFiles
 from mutirao.runs.trust import mark
 
 log = logging.getLogger("mutirao")
@@ -46,11 +46,11 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
-        self.history = Table(path / "history.csv")
-        self.clients = Table(path / "clients.csv")
+        self.history = CsvTable(path / "history.csv")
+        self.clients = CsvTable(path / "clients.csv")
         self.audit = Audit(path / "audit.jsonl")
-        self.journal = Journal(self.checkpoints / "roster.journal")
-        self.sites = Sites(self.checkpoints)
+        self.journal = RosterJournal(self.checkpoints / "roster.journal")
+        self.sites = StateFiles(self.checkpoints)
         self.elapsed = 0.0
         self.keep: Keep = "all"  # checkpoints: see `thinning`
         self.keep_bytes: int | None = None  # of checkpoints, beyond which the oldest go; None: any number
@@ -62,7 +62,7 @@ class Folder:
     @contextlib.contextmanager
     def open(cls, path: Path) -> Iterator["Folder"]:
         """The folder, with a lock on it: two processes must not write one run."""
-        with locked(path):
+        with locked_folder(path):
             yield cls(path)
 
     def begin(
@@ -327,7 +327,7 @@ def is_plain(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked_folder(path: Path) -> Iterator[None]:
     """Hold a folder; its lock file names the host and process, so that others can see who is at work.
 
     If it was made for something that failed before anything was written, it goes again.

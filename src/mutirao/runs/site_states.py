@@ -15,13 +15,13 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId
 from mutirao.errors import Damaged
 from mutirao.io import name_path_in_errors, sync
-from mutirao.runs.block_file import Blocks
-from mutirao.simulation.client_states import ClientStates, StateFile, place
+from mutirao.runs.block_file import BlockFile
+from mutirao.simulation.client_states import StateFile, ClientStates, place
 
 WASTE = 2  # times the bytes of all states that files with any of them may have
 
 
-class Shelf:
+class StateIndex:
     """Which state lies in which file, followed from round to round."""
 
     def __init__(self) -> None:
@@ -62,14 +62,14 @@ class Shelf:
         return again
 
 
-class Sites:
+class StateFiles:
     """The states of a run. `save` after each round; `go_on_after` before the first one that follows."""
 
     def __init__(self, checkpoints: Path) -> None:
         self.home = checkpoints / "sites"
-        self.journal = Blocks(checkpoints / "sites.journal")
+        self.journal = BlockFile(checkpoints / "sites.journal")
         self.states = ClientStates(self.home)
-        self.shelf = Shelf()
+        self.shelf = StateIndex()
         self._new: list[Path] = []  # since they were last forced to the disk
         self._good: set[StateFile] = set()  # looked at already: a state is of many rounds
 
@@ -84,7 +84,7 @@ class Sites:
             return 0
         changed = self.states.changed
         path, due = self.path(number), changed | self.shelf.wasteful()
-        places = write(path, self.states, sorted(client for client in due if client in self.states))
+        places = write_states(path, self.states, sorted(client for client in due if client in self.states))
         told = {client: [f.begin, f.size, f.sha] for client, f in places.items()}
         gone = sorted(client for client in changed if client not in self.states)
         freed = self.shelf.move(number, {**places, **dict.fromkeys(gone)})
@@ -104,7 +104,7 @@ class Sites:
 
     def go_on_after(self, mark: list[Any] | None, oldest: int) -> None:
         """Take up the states as of a mark; what was written after it goes, and what no checkpoint needs."""
-        self.shelf = self._read(mark) if mark else Shelf()
+        self.shelf = self._read(mark) if mark else StateIndex()
         self.journal.go_on_after(mark)
         self.states.adopt(self.shelf.last)
         while self.shelf.past and self.shelf.past[0][0] <= oldest:
@@ -130,9 +130,9 @@ class Sites:
         """Where the states lie that a round has changed."""
         return self.home / f"states_{number:03d}"
 
-    def _read(self, mark: list[Any]) -> Shelf:
+    def _read(self, mark: list[Any]) -> StateIndex:
         """Where everything lay at that mark."""
-        shelf = Shelf()
+        shelf = StateIndex()
         try:
             with self.journal.until(mark) as blocks:
                 for block in blocks:
@@ -145,7 +145,7 @@ class Sites:
         return shelf
 
 
-def write(path: Path, states: ClientStates, clients: list[ClientId]) -> dict[ClientId, StateFile]:
+def write_states(path: Path, states: ClientStates, clients: list[ClientId]) -> dict[ClientId, StateFile]:
     """Write these states one after the other into a file; where each is."""
     path.parent.mkdir(parents=True, exist_ok=True)
     places: dict[ClientId, StateFile] = {}

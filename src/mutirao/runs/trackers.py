@@ -42,7 +42,7 @@ class Tracker(Protocol):
 
 
 @dataclass(frozen=True)
-class Nothing:
+class NoTracker:
     """No tracker.
 
     >>> from mutirao.config import Common, resolve
@@ -52,10 +52,10 @@ class Nothing:
 
     def open(self, folder: Path, recipe: str, config: Mapping[str, Any], round: int) -> Sink:
         """Nobody listens."""
-        return Silence()
+        return SilentSink()
 
 
-class Silence:
+class SilentSink:
     """Nobody listens."""
 
     def round(self, row: Mapping[str, Any]) -> None:
@@ -77,11 +77,11 @@ class TensorBoard:
     """
 
     def __post_init__(self) -> None:
-        require("tensorboard", "tensorboard")
+        require_package("tensorboard", "tensorboard")
 
     def open(self, folder: Path, recipe: str, config: Mapping[str, Any], round: int) -> Sink:
         """An event file; rounds after `round` that an interrupted run wrote are dropped when it goes on."""
-        writer = require("torch.utils.tensorboard", "tensorboard").SummaryWriter(
+        writer = require_package("torch.utils.tensorboard", "tensorboard").SummaryWriter(
             str(folder / "tensorboard"), purge_step=round + 1 if round else None
         )
         writer.add_text("config", "\n".join(f"    {k} = {v}" for k, v in config.items()), 0)
@@ -118,11 +118,11 @@ class MLflow:
     experiment: str = "mutirao"
 
     def __post_init__(self) -> None:
-        require("mlflow", "mlflow")
+        require_package("mlflow", "mlflow")
 
     def open(self, folder: Path, recipe: str, config: Mapping[str, Any], round: int) -> Sink:
         """A new run, or the one that this folder began."""
-        flow = require("mlflow", "mlflow")
+        flow = require_package("mlflow", "mlflow")
         client = flow.MlflowClient(tracking_uri=self.uri or None)
         known = folder / "mlflow.json"
         try:
@@ -162,10 +162,10 @@ class Flow:
         self.client.set_terminated(self.run)
 
 
-NAMES = {"none": Nothing, "mlflow": MLflow, "tensorboard": TensorBoard}
+NAMES = {"none": NoTracker, "mlflow": MLflow, "tensorboard": TensorBoard}
 
 
-def require(module: str, package: str) -> Any:
+def require_package(module: str, package: str) -> Any:
     """A module of an optional package, or how to get it."""
     try:
         return importlib.import_module(module)
@@ -186,7 +186,7 @@ def spell(name: str) -> str:
     return "".join(c if c.isalnum() or c in "_-. /" else "_" for c in name.replace("@", "_at_"))[:200]
 
 
-class Gentle:
+class SafeSink:
     """A sink whose first failure is its last: the run goes on without it."""
 
     def __init__(self, sink: Sink) -> None:
@@ -205,4 +205,4 @@ class Gentle:
             tell(content)
         except Exception as error:  # a tracker may raise anything, from a full disk to a server that is gone
             log.warning("tracking ends here, the run goes on: %s", " ".join(str(error).split())[:300])
-            self.sink = Silence()
+            self.sink = SilentSink()

@@ -18,7 +18,7 @@ from mutirao.core.digests import fingerprint
 from mutirao.errors import ConfigError
 from mutirao.registry import dotted_in
 from mutirao.runs.audit_trail import check_chain
-from mutirao.runs.reader import json_of, text_of
+from mutirao.runs.reader import json_of, text_in
 
 Trust = Callable[[Path, Sequence[str]], bool]  # whether the code that a file names may be run
 
@@ -28,13 +28,13 @@ def distrust(where: Path, names: Sequence[str]) -> bool:
     return False
 
 
-def nobody() -> bool:
+def never() -> bool:
     """Of a file that no trail vouches for."""
     return False
 
 
 def check_trust(
-    where: Path, table: Any, trust: Trust, typed: Iterable[Any] = (), own: Callable[[], bool] = nobody
+    where: Path, table: Any, trust: Trust, typed: Iterable[Any] = (), own: Callable[[], bool] = never
 ) -> None:
     """Refuse a file whose table names code that nobody agreed to run, before any of it is imported.
 
@@ -50,7 +50,7 @@ def check_trust(
 def names_in_file(path: Path) -> list[str]:
     """The code that a TOML file names; nothing if it cannot be read, which whoever needs it will say."""
     try:
-        return dotted_in(tomllib.loads(text_of(path)))
+        return dotted_in(tomllib.loads(text_in(path)))
     except (ValueError, RecursionError):
         return []
 
@@ -59,7 +59,7 @@ def is_own_run(folder: Path) -> bool:
     """Whether this user ran the configuration in the folder on this machine, by a trail that holds."""
     events, problems = check_chain(folder / "audit.jsonl")
     told = [e for e in events if e["event"] in ("started", "resumed") and "config" in e]
-    text = text_of(folder / "config.toml")
+    text = text_in(folder / "config.toml")
     if problems or not told or told[-1]["config"] != fingerprint(text):
         return False
     return is_mark(told[-1].get("mark"), folder, text)

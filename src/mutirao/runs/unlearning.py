@@ -26,8 +26,8 @@ from mutirao.experiments.task import find
 from mutirao.io import load_arrays, write_whole
 from mutirao.privacy import EPSILON, RELEASES
 from mutirao.runs.audit_trail import check_chain
-from mutirao.runs.column_names import metrics_of, typed_row
-from mutirao.runs.csv_tables import Table
+from mutirao.runs.column_names import metrics_in_row, typed_row
+from mutirao.runs.csv_tables import CsvTable
 from mutirao.runs.execute import Draw, Report, Watch, check_facts, execute, reopen
 from mutirao.runs.run_folder import Folder, versions
 from mutirao.runs.trust import Trust, distrust
@@ -69,7 +69,7 @@ def forget(
         return record
     summary = execute(recipe, config, out, resume=True, watch=watch, draw=draw, report=report)
     best = out / "checkpoints" / "best.safetensors"
-    if not best.exists() and (kept := model_of(Folder(folder), summary["best_round"])) is not None:
+    if not best.exists() and (kept := checkpoint_of(Folder(folder), summary["best_round"])) is not None:
         write_whole(best, kept.read_bytes())  # no round made again was better than one that was kept
     record |= {
         "rounds_redone": summary["rounds"] - record["rounds_kept"],
@@ -81,7 +81,7 @@ def forget(
     return record
 
 
-def model_of(folder: Folder, number: int) -> Path | None:
+def checkpoint_of(folder: Folder, number: int) -> Path | None:
     """The file with the model of a round: its checkpoint, or that of the best round if it is this one."""
     if folder.model(number).exists():
         return folder.model(number)
@@ -97,7 +97,7 @@ def rounds_of(folder: Path, trust: Trust = distrust) -> int:
 def begin_without(folder: Path, recipe: str, config: Any, client: ClientId, out: Path) -> dict[str, Any]:
     """Write the run folder from which to go on: everything up to the last round without the client."""
     source = Folder(folder)
-    rows = (row for row in Table(folder / "clients.csv").each() if row["client"] == client)
+    rows = (row for row in CsvTable(folder / "clients.csv").each() if row["client"] == client)
     first = min((int(row["round"]) for row in rows if row.get("replied") == "1"), default=None)
     before = source.newest()
     task = find(recipe).prepare(config)  # says so if there is no such client
@@ -116,15 +116,15 @@ def begin_without(folder: Path, recipe: str, config: Any, client: ClientId, out:
         "had_part_in": more or ROUNDS,
         "rounds_kept": start.round if start else 0,
         "rounds_before": before.round,
-        "before": metrics_of(before.history[-1]) if before.history else {},
+        "before": metrics_in_row(before.history[-1]) if before.history else {},
         "digest_before": digest(before.arrays),
     }
     with Folder.open(part) as new:
         write_whole(new.path / "config.toml", dump(recipe, config))
         run = start or Run(task.initial(), seed=config.seed)
         run.sites = {k: v for k, v in run.sites.items() if json.loads(k)[0] != client}
-        run.roster = without(run.roster, client)
-        keep_account(run, before, client)
+        run.roster = roster_without(run.roster, client)
+        keep_privacy_spent(run, before, client)
         facts = write_past(new, source, run, dump(recipe, config), record, task.facts)
         new.checkpoint(run, facts, durable=True)
     write_whole(part / RECORD, json.dumps(record, indent=2) + "\n")
@@ -145,12 +145,12 @@ def last_without(source: Folder, client: ClientId, first: int | None) -> Run | N
             run, _ = source.load(number)
         except Damaged:
             continue
-        if number and not known_of(run.roster, client) and not any(k.startswith(AGREED) for k in run.memory):
+        if number and not has_contact(run.roster, client) and not any(k.startswith(AGREED) for k in run.memory):
             return run
     return None
 
 
-def known_of(roster: Roster, client: ClientId) -> bool:
+def has_contact(roster: Roster, client: ClientId) -> bool:
     """Whether the server has heard anything from a client."""
     if client not in roster:
         return False
@@ -159,7 +159,7 @@ def known_of(roster: Roster, client: ClientId) -> bool:
     return bool(told or roster.replied[i] or roster.last_probed[i])
 
 
-def without(roster: Roster, client: ClientId) -> Roster:
+def roster_without(roster: Roster, client: ClientId) -> Roster:
     """The roster as if the client had never come."""
     arrays = roster.to_arrays()
     ids = json.loads(arrays["ids"].tobytes())
@@ -169,7 +169,7 @@ def without(roster: Roster, client: ClientId) -> Roster:
     return Roster.from_arrays(columns | {"ids": np.frombuffer(names, np.uint8).copy()})
 
 
-def keep_account(run: Run, before: Run, client: ClientId) -> None:
+def keep_privacy_spent(run: Run, before: Run, client: ClientId) -> None:
     """What was spent of anybody's privacy stays spent, though the rounds that spent it are made again."""
     if RELEASES in before.memory:
         run.memory = run.memory | {RELEASES: before.memory[RELEASES]}

@@ -10,9 +10,9 @@ from mutirao.core.arrays import digest
 from mutirao.core.digests import fingerprint
 from mutirao.errors import ConfigError, Damaged
 from mutirao.io import load_arrays
-from mutirao.runs.audit_trail import check_chain, is_whole
-from mutirao.runs.csv_tables import Table
-from mutirao.runs.linked_trails import count_heads, cross_check, export, read_trail
+from mutirao.runs.audit_trail import check_chain, is_unaltered
+from mutirao.runs.csv_tables import CsvTable
+from mutirao.runs.linked_trails import count_heads, cross_check, read_trail, write_events
 from mutirao.runs.run_folder import Folder, hash_of
 
 
@@ -34,7 +34,7 @@ def verify(path: Path, keepers: Iterable[str] = ()) -> tuple[list[str], list[str
         raise ConfigError(f"{path} holds no run")
     events, problems = check_chain(path / "audit.jsonl")
     good = [f"audit.jsonl: {len(events)} events, chained"] if not problems else []
-    events = [event for event in events if is_whole(event)]  # one that was altered says nothing of the files
+    events = [event for event in events if is_unaltered(event)]  # one that was altered says nothing of the files
     folder = Folder(path)
     rounds = last_of_each_round(events)
     saved = [e for e in events if e["event"] == "saved"]
@@ -51,7 +51,7 @@ def verify(path: Path, keepers: Iterable[str] = ()) -> tuple[list[str], list[str
     ):
         problems += check
         good += [] if check else [f"{name}: as audited"]
-    heads, missing = count_heads(rounds, Table(path / "clients.csv").each(), keepers)
+    heads, missing = count_heads(rounds, CsvTable(path / "clients.csv").each(), keepers)
     return good + heads, problems + missing
 
 
@@ -68,7 +68,7 @@ def verify_all(path: Path, sites: Sequence[Path] = (), table: Path | None = None
         agreed, wrong = cross_check(next(iter(trails.values())), site)
         good, problems = good + agreed, problems + wrong
     if table is not None:
-        export(trails | {name: events for name, events, _ in map(read_trail, sites)}, table)
+        write_events(trails | {name: events for name, events, _ in map(read_trail, sites)}, table)
     return good, problems
 
 
@@ -101,7 +101,7 @@ def check_tables(path: Path, rounds: dict[int, dict[str, Any]]) -> list[str]:
     problems = []
     for name in ("history", "clients"):
         by_round: dict[str, str] = {}
-        for round, rows in itertools.groupby(Table(path / f"{name}.csv").each(), lambda row: row.get("round", "?")):
+        for round, rows in itertools.groupby(CsvTable(path / f"{name}.csv").each(), lambda row: row.get("round", "?")):
             by_round[round] = fingerprint(list(rows)) if round not in by_round else "in two places"
         for number, event in rounds.items():
             found = by_round.pop(str(number), fingerprint([]))
@@ -116,7 +116,7 @@ def check_tables(path: Path, rounds: dict[int, dict[str, Any]]) -> list[str]:
 
 def check_saved(path: Path, event: dict[str, Any]) -> list[str]:
     """The history of a run that was saved by itself must hash to what the trail says."""
-    rows = Table(path / "history.csv").read()
+    rows = CsvTable(path / "history.csv").read()
     return [] if fingerprint(rows) == event["history"] else ["history.csv: altered since the run was saved"]
 
 
@@ -198,7 +198,7 @@ def check_files(path: Path, events: list[dict[str, Any]]) -> list[str]:
         elif hash_of(path / name) != right:
             problems.append(f"{name}: altered since the run ended")
     file = path / "history.json"
-    if "history.json" not in told and file.exists() and not lags(file, Table(path / "history.csv").read()):
+    if "history.json" not in told and file.exists() and not lags(file, CsvTable(path / "history.csv").read()):
         problems.append("history.json: it does not say what history.csv does")
     return problems
 

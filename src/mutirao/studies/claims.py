@@ -85,7 +85,7 @@ def stable(figure: Figure, record: Record) -> float:
     return float(curve[first][0] if first < len(curve) else record.rounds + 1)
 
 
-def gini(figure: Figure, record: Record) -> float:
+def selection_gini(figure: Figure, record: Record) -> float:
     """How unevenly clients were selected: 0 is evenly."""
     return participation_in(record).gini
 
@@ -101,7 +101,7 @@ FIGURES: dict[str, Callable[[Figure, Record], float]] = {
     "wobble": wobble,
     "rounds": rounds,
     "stable": stable,
-    "gini": gini,
+    "gini": selection_gini,
     "gap": gap,
 }
 
@@ -128,7 +128,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Judged:
+class EvaluatedClaim:
     """A claim with its verdict, and the figures it goes by."""
 
     claim: Claim
@@ -138,10 +138,10 @@ class Judged:
 
 def read_claims(where: str, tables: Any) -> tuple[Claim, ...]:
     """The `[[claims]]` of a file, each with a rule that is known and what that rule needs."""
-    return tuple(claim_of(f"{where}: claim {i}", table) for i, table in enumerate(tables, 1))
+    return tuple(parse_claim(f"{where}: claim {i}", table) for i, table in enumerate(tables, 1))
 
 
-def claim_of(where: str, table: Mapping[str, Any]) -> Claim:
+def parse_claim(where: str, table: Mapping[str, Any]) -> Claim:
     """One claim, checked."""
     for key in table:
         if key not in KEYS:
@@ -158,26 +158,28 @@ def claim_of(where: str, table: Mapping[str, Any]) -> Claim:
     return claim
 
 
-def judge(study: Study, claims: Sequence[Claim], out: Path) -> list[Judged]:
+def evaluate_claims(study: Study, claims: Sequence[Claim], out: Path) -> list[EvaluatedClaim]:
     """Every claim, held against the runs that are finished."""
     runs: dict[str, dict[tuple[Any, ...], Record]] = {}
     for cell, record in results(study, out):
         runs.setdefault(cell.method, {})[cell.place] = record
-    return [judge_claim(study, claim, runs) for claim in claims]
+    return [evaluate_claim(study, claim, runs) for claim in claims]
 
 
-def judge_claim(study: Study, claim: Claim, runs: Mapping[str, Mapping[tuple[Any, ...], Record]]) -> Judged:
+def evaluate_claim(study: Study, claim: Claim, runs: Mapping[str, Mapping[tuple[Any, ...], Record]]) -> EvaluatedClaim:
     """One claim."""
     if lacking := sorted(claim.methods - {*runs}):
-        return Judged(claim, "not shown", f"no finished run of {', '.join(lacking)}")
+        return EvaluatedClaim(claim, "not shown", f"no finished run of {', '.join(lacking)}")
     if claim.rule == "leads":
-        return Judged(claim, *hold_lead(claim, runs))
+        return EvaluatedClaim(claim, *hold_lead(claim, runs))
     ways = [way for cells in runs.values() for record in cells.values() if (way := record.direction(claim.metric))]
     figure = Figure(claim.of, claim.metric, study.threshold.get(claim.metric, math.nan), study.last, "lower" in ways)
     figures = {m: known(figure, runs[m]) for m in claim.methods}
     if claim.rule not in AMONG:
-        return Judged(claim, *hold_value(claim, list(figures[claim.method].values()), study.shared))
-    return Judged(claim, *hold_pairs(claim, figures[claim.method], [figures[m] for m in claim.than], study.shared))
+        return EvaluatedClaim(claim, *hold_value(claim, list(figures[claim.method].values()), study.shared))
+    return EvaluatedClaim(
+        claim, *hold_pairs(claim, figures[claim.method], [figures[m] for m in claim.than], study.shared)
+    )
 
 
 def known(figure: Figure, cells: Mapping[tuple[Any, ...], Record]) -> Figures:

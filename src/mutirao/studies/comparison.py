@@ -15,14 +15,14 @@ from mutirao.metrics import Direction, final_std, rounds_to
 from mutirao.randomness import rng
 from mutirao.runs.reader import Record
 from mutirao.stats import Comparison, Effect, Interval, bootstrap, holm, interval, paired
-from mutirao.studies.published import Claim
+from mutirao.studies.published import PublishedValue
 from mutirao.studies.study import Study, results
 
 Runs = dict[str, dict[tuple[Any, ...], Record]]  # by method, then by place in the grid
 
 
 @dataclass(frozen=True)
-class Line:
+class MethodResult:
     """One method by one metric, over all places of the grid."""
 
     method: str
@@ -37,7 +37,7 @@ class Line:
     values: tuple[float, ...]
     way: Direction | None  # which way is better
     verdict: str  # better, worse or not shown, against the baseline; or why there is none
-    claim: Claim | None = None  # what a paper says
+    claim: PublishedValue | None = None  # what a paper says
 
     @property
     def apart(self) -> float:
@@ -52,15 +52,15 @@ class Line:
         return abs(self.apart) <= self.final.half
 
 
-def compare(study: Study, out: Path) -> list[Line]:
+def compare_methods(study: Study, out: Path) -> list[MethodResult]:
     r"""Compare the finished cells; methods are paired where both have finished.
 
     >>> text = 'recipe = "quickstart"\nseeds = 1\nmetrics = ["loss"]\n[methods.fedavg]\nrounds = 1\nper_round = 2\n'
     >>> _ = Path("loss.toml").write_text(text)
-    >>> from mutirao.studies.study import carry_out, read_study
+    >>> from mutirao.studies.study import run_study, read_study
     >>> study = read_study(Path("loss.toml"))
     >>> _ = carry_out(study, Path("runs/loss"), start="here")
-    >>> [(line.method, line.metric) for line in compare(study, Path("runs/loss"))]
+    >>> [(line.method, line.metric) for line in compare_methods(study, Path("runs/loss"))]
     [('fedavg', 'loss')]
     """
     runs: Runs = {}
@@ -69,35 +69,35 @@ def compare(study: Study, out: Path) -> list[Line]:
     if not runs:
         raise ConfigError(f"{out} holds no finished run of the study")
     found = dict.fromkeys(k for cells in runs.values() for record in cells.values() for k in record.summary["final"])
-    lines: list[Line] = []
+    lines: list[MethodResult] = []
     for metric in study.metrics or tuple(found):
-        of_metric = [line_of(study, runs, method, metric) for method in study.methods if method in runs]
+        of_metric = [result_of(study, runs, method, metric) for method in study.methods if method in runs]
         known = {line.method: line.against.p_t for line in of_metric if line.against}
         corrected = holm({method: p for method, p in known.items() if not math.isnan(p)})
-        lines += [Line(**{**vars(line), "p_holm": corrected.get(line.method, math.nan)}) for line in of_metric]
+        lines += [MethodResult(**{**vars(line), "p_holm": corrected.get(line.method, math.nan)}) for line in of_metric]
     return lines
 
 
-def way_of(runs: Runs, metric: str) -> Direction | None:
+def direction_in(runs: Runs, metric: str) -> Direction | None:
     """Which way a metric is better, as the first run says that does."""
     return next((way for cells in runs.values() for run in cells.values() if (way := run.direction(metric))), None)
 
 
-def line_of(study: Study, runs: Runs, method: str, metric: str) -> Line:
+def result_of(study: Study, runs: Runs, method: str, metric: str) -> MethodResult:
     """What is known of one method by one metric."""
     cells = {place: run for place, run in runs[method].items() if metric in run.summary["final"]}
     ends = {place: run.summary["final"][metric] for place, run in cells.items()}
     timed = [[(int(row["round"]), row[metric]) for row in run.rows if metric in row] for run in cells.values()]
     theirs = {p: run.summary["final"] for p, run in runs.get(study.baseline, {}).items()}
     common = [p for p in cells if metric in theirs.get(p, {})]
-    against, way = None, way_of(runs, metric)
+    against, way = None, direction_in(runs, metric)
     if method != study.baseline and common and way:
         sign = -1.0 if way == "lower" else 1.0
         both = np.array([ends[p] for p in common]), np.array([theirs[p][metric] for p in common])
         against = paired(sign * both[0], sign * both[1], study.shared)
     missing = "direction not declared" if way is None else "nothing in common"
     values = list(ends.values())
-    return Line(
+    return MethodResult(
         method=method,
         metric=metric,
         final=interval(values),
@@ -151,19 +151,19 @@ HEADER = (
 BESIDE = ("published", "ours - published", "within", "published rounds")  # columns of what papers say, where they do
 
 
-def header_of(lines: Sequence[Line]) -> tuple[str, ...]:
+def header_of(lines: Sequence[MethodResult]) -> tuple[str, ...]:
     """The columns of a table: those that all have, and of published values as many as there are."""
     rows = [beside(line) for line in lines]
     return (*HEADER, *(name for i, name in enumerate(BESIDE) if any(row[i] for row in rows)))
 
 
-def row_of(line: Line, header: Sequence[str]) -> tuple[str, ...]:
+def row_of(line: MethodResult, header: Sequence[str]) -> tuple[str, ...]:
     """A line as the texts below a header."""
     texts = dict(zip((*HEADER, *BESIDE), (*cells_of(line), *beside(line)), strict=True))
     return tuple(texts[name] for name in header)
 
 
-def beside(line: Line) -> tuple[str, ...]:
+def beside(line: MethodResult) -> tuple[str, ...]:
     """What is published, how far ours is from it, and whether it lies in the interval of ours."""
     claim = line.claim
     if claim is None:
@@ -173,7 +173,7 @@ def beside(line: Line) -> tuple[str, ...]:
     return str(claim), apart, within, "" if math.isnan(claim.rounds) else f"{claim.rounds:g}"
 
 
-def cells_of(line: Line) -> tuple[str, ...]:
+def cells_of(line: MethodResult) -> tuple[str, ...]:
     """A line as the texts of a table row, without what is published."""
     test = line.against
     return (
@@ -210,18 +210,18 @@ def number(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.4f}"
 
 
-def markdown(lines: Sequence[Line]) -> str:
+def markdown(lines: Sequence[MethodResult]) -> str:
     """The table in Markdown."""
     header = header_of(lines)
     rows = [header, tuple("---" for _ in header), *(row_of(line, header) for line in lines)]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def latex(lines: Sequence[Line]) -> str:
+def latex(lines: Sequence[MethodResult]) -> str:
     """Mean and interval of each method by metric, the best of a column in bold, for booktabs."""
     methods, metrics = list(dict.fromkeys(x.method for x in lines)), list(dict.fromkeys(x.metric for x in lines))
     by = {(x.method, x.metric): x for x in lines}
-    top: dict[str, Line] = {}
+    top: dict[str, MethodResult] = {}
     for x in lines:
         best, known = top.get(x.metric), x.way and not math.isnan(x.final.mean)
         if known and (best is None or (x.final.mean < best.final.mean) == (x.way == "lower")):
@@ -256,7 +256,7 @@ def latex(lines: Sequence[Line]) -> str:
     return "\n".join([begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", end, ""])
 
 
-def write_tables(study: Study, lines: Sequence[Line], out: Path) -> None:
+def write_tables(study: Study, lines: Sequence[MethodResult], out: Path) -> None:
     """Write the table as CSV, JSON, Markdown and LaTeX."""
     header, about = header_of(lines), study.published
     write_whole(out / "table.csv", write_rows([header, *(row_of(line, header) for line in lines)]))
@@ -302,7 +302,7 @@ def effects_of(test: Comparison | None) -> dict[str, Any]:
     return values | {f"{name}_95": [size.low, size.high] for name, size in sizes.items() if not math.isnan(size.low)}
 
 
-def published_of(line: Line) -> dict[str, Any] | None:
+def published_of(line: MethodResult) -> dict[str, Any] | None:
     """What is published of a line, and how ours lies to it."""
     if line.claim is None:
         return None

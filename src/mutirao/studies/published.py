@@ -13,7 +13,7 @@ OWN = {"value", "half", "source", "note"}
 
 
 @dataclass(frozen=True)
-class Claim:
+class PublishedValue:
     """A published value, half the width of its interval if that is given, and rounds to the study's threshold."""
 
     value: float = math.nan
@@ -29,23 +29,23 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedValues:
     """Where values come from, what is to be said of them, and the values by method and metric."""
 
     source: str = ""
     note: str = ""
-    claims: Mapping[tuple[str, str], Claim] = field(default_factory=dict)
+    claims: Mapping[tuple[str, str], PublishedValue] = field(default_factory=dict)
 
 
-def read_published(
+def read_published_values(
     table: Any, methods: Collection[str], metrics: Collection[str], thresholds: Collection[str]
-) -> Published:
+) -> PublishedValues:
     """The `[published]` table of a study file; whatever it names must be in the study.
 
     `metrics` that are none may be any: the first cell will say which there are.
     """
     if table is None:
-        return Published()
+        return PublishedValues()
     if not isinstance(table, Mapping):
         raise ConfigError('published must be a table: [published] with source = "...", then [published.values.METHOD]')
     for key in table:
@@ -54,22 +54,22 @@ def read_published(
     source, note = (text_in("published", table, key) for key in ("source", "note"))
     if not source:
         raise ConfigError('published: say where the values are from: source = "authors, venue and year, table"')
-    claims: dict[tuple[str, str], Claim] = {}
+    claims: dict[tuple[str, str], PublishedValue] = {}
     for method, metric, given in entries("values", table, methods):
-        check_metric(f"published.values.{method}", metric, metrics)
-        claims[method, metric] = claim_of(f"published.values.{method}: {metric}", given, source)
+        check_published_metric(f"published.values.{method}", metric, metrics)
+        claims[method, metric] = parse_value(f"published.values.{method}: {metric}", given, source)
     for method, metric, given in entries("rounds_to", table, methods):
         where = f"published.rounds_to.{method}"
         if metric not in thresholds:
             raise ConfigError(f"{where}: {metric!r} has no [threshold] that rounds could be counted to")
-        known = claims.get((method, metric), Claim(source=source))
+        known = claims.get((method, metric), PublishedValue(source=source))
         claims[method, metric] = replace(known, rounds=number_in(f"{where}: {metric}", given))
-    return Published(source, note, claims)
+    return PublishedValues(source, note, claims)
 
 
 def entries(key: str, table: Mapping[str, Any], methods: Collection[str]) -> Iterator[tuple[str, str, Any]]:
     """Method, metric and what is said of them, of one of the tables by method."""
-    for method, own in table_in("published", table, key).items():
+    for method, own in methods_table("published", table, key).items():
         if method not in methods:
             raise ConfigError(f"published.{key}: the study has no method {method!r}{nearest(method, methods)}")
         if not isinstance(own, Mapping):
@@ -78,16 +78,16 @@ def entries(key: str, table: Mapping[str, Any], methods: Collection[str]) -> Ite
             yield method, metric, given
 
 
-def check_metric(where: str, metric: str, metrics: Collection[str]) -> None:
+def check_published_metric(where: str, metric: str, metrics: Collection[str]) -> None:
     """Refuse a value that would stand beside nothing."""
     if metrics and metric not in metrics:
         raise ConfigError(f"{where}: {metric!r} is not one of the study's metrics{nearest(metric, metrics)}")
 
 
-def claim_of(where: str, given: Any, source: str) -> Claim:
+def parse_value(where: str, given: Any, source: str) -> PublishedValue:
     """A value as a number, or as a table of it with `half`, `source` or `note`."""
     if not isinstance(given, Mapping):
-        return Claim(number_in(where, given), source=source)
+        return PublishedValue(number_in(where, given), source=source)
     for key in given:
         if key not in OWN:
             raise ConfigError(f"{where}: unknown key {key!r}{nearest(key, OWN)}")
@@ -97,10 +97,10 @@ def claim_of(where: str, given: Any, source: str) -> Claim:
     if half < 0:
         raise ConfigError(f"{where}: half is half the width of an interval, and never below 0")
     own = text_in(where, given, "source") or source
-    return Claim(number_in(where, given["value"]), half, source=own, note=text_in(where, given, "note"))
+    return PublishedValue(number_in(where, given["value"]), half, source=own, note=text_in(where, given, "note"))
 
 
-def table_in(where: str, table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def methods_table(where: str, table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """A table below a key, or none."""
     found = table.get(key, {})
     if not isinstance(found, Mapping):

@@ -26,7 +26,7 @@ LEAST_ROUNDS = 2
 
 
 @dataclass(frozen=True)
-class Form:
+class Size:
     """How large a reproduction is, and the minutes it takes on two cores."""
 
     minutes: float
@@ -44,7 +44,7 @@ class Form:
             places *= len(values)
         return places * len(self.methods)
 
-    def cut(self, **smaller: Any) -> "Form":
+    def cut(self, **smaller: Any) -> "Size":
         """The same with less of something, and as many minutes as that takes."""
         other = replace(self, **smaller)
         return replace(other, minutes=self.minutes * other.runs / self.runs)
@@ -72,8 +72,8 @@ class System:
     page: str
     data: Data
     study: Mapping[str, Any]
-    quick: Form
-    full: Form
+    quick: Size
+    full: Size
     claims: tuple[Claim, ...]
 
 
@@ -84,19 +84,19 @@ def read_system(name: str) -> System:
     table = read_toml(HOME / f"{name}.toml")
     study = table["study"]
     whole = {"methods": tuple(study["methods"]), "over": study.get("over", {})}
-    quick, full = (form_of(whole | table[size]) for size in ("quick", "full"))
+    quick, full = (parse_size(whole | table[size]) for size in ("quick", "full"))
     given = table["data"]
     data = Data(**{**given, "names": tuple(given["names"])})
     claims = read_claims(name, table.get("claims", ()))
     return System(name, table["title"], table["paper"], table["page"], data, study, quick, full, claims)
 
 
-def form_of(table: Mapping[str, Any]) -> Form:
+def parse_size(table: Mapping[str, Any]) -> Size:
     """A form with lists that nobody changes."""
-    return Form(**{**table, "methods": tuple(table["methods"]), "seeds": tuple(table["seeds"])})
+    return Size(**{**table, "methods": tuple(table["methods"]), "seeds": tuple(table["seeds"])})
 
 
-def fit(system: System, minutes: float) -> Form:
+def largest_size(system: System, minutes: float) -> Size:
     """The largest form that takes at most so long by what was measured: first seeds go, then places, then methods.
 
     Where not even the least of the full size fits, the settings are those of the quick form, and last of all its rounds
@@ -118,7 +118,7 @@ def fit(system: System, minutes: float) -> Form:
     return replace(quick, settings={**quick.settings, "rounds": rounds}, minutes=minutes)
 
 
-def tell_cuts(system: System, form: Form) -> list[str]:
+def list_cuts(system: System, form: Size) -> list[str]:
     """What a form leaves out of the full one, a line each."""
     full, said = system.full, []
     if gone := [m for m in full.methods if m not in form.methods]:
@@ -138,7 +138,7 @@ def tell_cuts(system: System, form: Form) -> list[str]:
     return said
 
 
-def study_of(system: System, form: Form, data: str, stand_in: bool) -> dict[str, Any]:
+def study_table(system: System, form: Size, data: str, stand_in: bool) -> dict[str, Any]:
     """The study file of a form: its methods, seeds, places and settings, and what is published of these methods."""
     table: dict[str, Any] = copy.deepcopy(dict(system.study))
     table["methods"] = {m: table["methods"][m] for m in form.methods}
@@ -158,7 +158,7 @@ def study_of(system: System, form: Form, data: str, stand_in: bool) -> dict[str,
     return table
 
 
-def find_data(system: System, given: Path | None) -> Path | None:
+def find_system_data(system: System, given: Path | None) -> Path | None:
     """The folder with the system's data: what was given or lies in it; else in the usual places; None if nowhere."""
     wanted = system.data
     for home in [given] if given else usual_places():

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mutirao.studies.claims import RULES, Judged, judge
-from mutirao.studies.comparison import Line
+from mutirao.studies.claims import RULES, EvaluatedClaim, evaluate_claims
+from mutirao.studies.comparison import MethodResult
 from mutirao.studies.reproduction import System
 from mutirao.studies.study import Study
 
@@ -20,12 +20,12 @@ def outcome_of(
     asked = [c for c in system.claims if c.methods <= {*study.methods} and c.only in ("", size)]
     unasked = [c.says for c in system.claims if c not in asked]
     facts = {"schema": 1, "system": system.name, "title": system.title, "paper": system.paper, "page": system.page}
-    claims = [claim_row(judged, stand_in) for judged in judge(study, asked, out)]
+    claims = [claim_row(judged, stand_in) for judged in evaluate_claims(study, asked, out)]
     more = [*cuts, *(f"claim not asked in this size: {says}" for says in unasked)]
     return {**facts, "size": size, "data": label, "stand_in": stand_in, "cuts": more, "claims": claims}
 
 
-def claim_row(judged: Judged, stand_in: bool) -> dict[str, Any]:
+def claim_row(judged: EvaluatedClaim, stand_in: bool) -> dict[str, Any]:
     """A claim for tables: on data that stand in for the paper's nothing is shown of it, whatever the figures are."""
     claim, verdict, ours = judged.claim, judged.verdict, judged.ours
     if stand_in:
@@ -41,7 +41,7 @@ def claim_row(judged: Judged, stand_in: bool) -> dict[str, Any]:
     }
 
 
-def beside_rows(lines: Sequence[Line]) -> list[tuple[str, ...]]:
+def beside_rows(lines: Sequence[MethodResult]) -> list[tuple[str, ...]]:
     """All methods by all metrics: what is published, nothing where nothing is, and ours."""
     rows: list[tuple[str, ...]] = []
     for line in lines:

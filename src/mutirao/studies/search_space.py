@@ -59,7 +59,7 @@ class Grid(Search):
 
 
 @dataclass(frozen=True)
-class Range:
+class SearchRange:
     """From where to where a setting is looked for, on a logarithmic scale if `log`; whole numbers if both ends are."""
 
     low: float
@@ -85,7 +85,7 @@ class Proposed(Search):
     and the same results bring the same points, so a search goes on by asking again for what is there already.
     """
 
-    ranges: Mapping[str, Range | Sequence[Any]]
+    ranges: Mapping[str, SearchRange | Sequence[Any]]
     size: int
     done: int = 0
     study: Any = None
@@ -119,15 +119,15 @@ class Proposed(Search):
         out = []
         for key, value in point:
             what = self.ranges[key]
-            if isinstance(what, Range) and not EDGE <= (place := what.place(value)) <= 1 - EDGE:
+            if isinstance(what, SearchRange) and not EDGE <= (place := what.place(value)) <= 1 - EDGE:
                 end, limit = ("high", what.high) if place > EDGE else ("low", what.low)
                 out.append(f"{key} = {value:.4g} is close to the {end} end of its range, {limit:.4g}")
         return out
 
 
-def propose(trial: Any, key: str, what: Range | Sequence[Any]) -> Any:
+def propose(trial: Any, key: str, what: SearchRange | Sequence[Any]) -> Any:
     """A value of one setting."""
-    if not isinstance(what, Range):
+    if not isinstance(what, SearchRange):
         return trial.suggest_categorical(key, list(what))
     suggest = trial.suggest_int if what.is_whole else trial.suggest_float
     return suggest(key, what.low, what.high, log=what.log)
@@ -147,7 +147,7 @@ def is_number(value: Any) -> bool:
 
 def read_grid(where: str, table: Any) -> dict[str, list[Any]]:
     """Axes of a grid: a list of values for each setting."""
-    axes = dict(flatten(as_table(where, table)))
+    axes = dict(flatten(settings_table(where, table)))
     for key, values in axes.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{where}.{key} must be a list of values to try")
@@ -158,16 +158,16 @@ def read_grid(where: str, table: Any) -> dict[str, list[Any]]:
     return axes
 
 
-def read_ranges(where: str, table: Any) -> dict[str, Range | Sequence[Any]]:
+def read_ranges(where: str, table: Any) -> dict[str, SearchRange | Sequence[Any]]:
     """Ranges of settings: {low, high, log}, or a list to choose from."""
     found: dict[str, Any] = {}
-    for key, value in as_table(where, table).items():
+    for key, value in settings_table(where, table).items():
         inner = isinstance(value, Mapping) and not {"low", "high"} & value.keys()
         found |= {f"{key}.{sub}": v for sub, v in value.items()} if inner else {key: value}
-    return {key: range_of(f"{where}.{key}", value) for key, value in found.items()}
+    return {key: parse_range(f"{where}.{key}", value) for key, value in found.items()}
 
 
-def range_of(where: str, given: Any) -> Range | Sequence[Any]:
+def parse_range(where: str, given: Any) -> SearchRange | Sequence[Any]:
     """One range, or a list to choose from."""
     if isinstance(given, list):
         return read_grid(where, {"values": given})["values"]
@@ -183,10 +183,10 @@ def range_of(where: str, given: Any) -> Range | Sequence[Any]:
         raise ConfigError(f"{where}: low and high must be numbers, the first below the second")
     if not isinstance(log, bool) or (log and low <= 0):
         raise ConfigError(f"{where}: log must be true or false, and with true low must be above 0")
-    return Range(low, high, log)
+    return SearchRange(low, high, log)
 
 
-def as_table(where: str, table: Any) -> Mapping[str, Any]:
+def settings_table(where: str, table: Any) -> Mapping[str, Any]:
     """A table with something in it."""
     if not isinstance(table, Mapping) or not table:
         raise ConfigError(f"{where} must be a table of settings to try")

@@ -34,7 +34,9 @@ def targets_of(methods: Methods, metric: str) -> list[float]:
     return [round(weakest - sign * short * abs(weakest), 3) for short in (0.15, 0.05)]
 
 
-def compare(methods: Methods, metric: str = "accuracy", targets: Sequence[float] = ()) -> list[dict[str, Any]]:
+def compare_selectors(
+    methods: Methods, metric: str = "accuracy", targets: Sequence[float] = ()
+) -> list[dict[str, Any]]:
     """One line a method, each figure the mean over its runs."""
     leads = dominance(methods, metric)
     lines = []
@@ -90,12 +92,12 @@ def tables(lines: Sequence[Mapping[str, Any]], targets: Sequence[float]) -> str:
     ]
     spent = [k for k in COSTS if k != "seconds"]  # those depend on this machine, and stand in selection.json
     kinds = [k for k in spent if any(line.get(f"{k} to {t:g}") is not None for line in lines for t in targets)]
-    cost = [("policy", *(f"{words(k)} to {t:g}" for t in targets for k in kinds))]
+    cost = [("policy", *(f"{cost_heading(k)} to {t:g}" for t in targets for k in kinds))]
     cost += [(line["method"], *(amount(line[f"{k} to {t:g}"], k) for t in targets for k in kinds)) for line in lines]
     return "\n".join(markdown(table) for table in (speed, fair, cost) if len(table[0]) > 1)
 
 
-def words(kind: str) -> str:
+def cost_heading(kind: str) -> str:
     """A kind of cost as a heading."""
     return {"bytes": "MB", "sim_seconds": "simulated s", "sim_joules": "simulated J"}.get(kind, kind)
 
@@ -113,7 +115,7 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in [head, ["---"] * len(head), *body])
 
 
-def check_metric(methods: Methods, metric: str, folder: Path) -> None:
+def require_metric(methods: Methods, metric: str, folder: Path) -> None:
     """ConfigError if not all runs have the metric."""
     if not all(any(metric in row for row in run.rows) for runs in methods.values() for run in runs):
         raise ConfigError(f"not every run below {folder} has a metric {metric!r}")
@@ -121,7 +123,7 @@ def check_metric(methods: Methods, metric: str, folder: Path) -> None:
 
 def write_comparison(methods: Methods, out: Path, metric: str, targets: Sequence[float]) -> list[Path]:
     """Write the comparison as `selection.md` and `selection.json`."""
-    lines = compare(methods, metric, targets)
+    lines = compare_selectors(methods, metric, targets)
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / "selection.md", tables(lines, targets))
     content = {"schema": 1, "metric": metric, "targets": targets, "lines": lines}

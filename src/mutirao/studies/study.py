@@ -16,13 +16,13 @@ from mutirao.io import write_whole
 from mutirao.metrics import stem
 from mutirao.registry import dotted_in
 from mutirao.runs.column_names import metrics_among
-from mutirao.runs.execute import differing, execute, name_recipe
-from mutirao.runs.reader import Record, text_of
-from mutirao.runs.run_folder import is_plain, locked
+from mutirao.runs.execute import different_settings, execute, name_recipe
+from mutirao.runs.reader import Record, text_in
+from mutirao.runs.run_folder import is_plain, locked_folder
 from mutirao.runs.trust import Trust, check_trust, distrust, is_own_study, mark
-from mutirao.studies.published import Published, read_published
+from mutirao.studies.published import PublishedValues, read_published_values
 from mutirao.studies.shared_data import shared_of
-from mutirao.studies.study_workers import Alone, Crew, Start, gather_crew
+from mutirao.studies.study_workers import SequentialPool, Start, WorkerPool, open_pool
 
 log = logging.getLogger("mutirao")
 
@@ -71,7 +71,7 @@ class Study:
     text: str = ""  # of the file, and the code it names
     names: tuple[str, ...] = ()
     shared: float = 0.0  # n_test/n_train, where the cells' data are splits of one set
-    published: Published = Published()  # what papers say of the methods
+    published: PublishedValues = PublishedValues()  # what papers say of the methods
 
     @property
     def called(self) -> str:
@@ -93,7 +93,7 @@ def read_study(
         ...
     mutirao.errors.ConfigError: wrong.toml: method 'm': aggregate: no part is called 'fedavgg'; did you mean 'fedavg'?
     """
-    table, text = read_toml(path), text_of(path)
+    table, text = read_toml(path), text_in(path)
     typed = [value for _, value in sets]
     check_trust(path, table, trust, typed, lambda: out is not None and is_own_study(out, text))
     for key in table:
@@ -116,7 +116,7 @@ def read_study(
         config = find(recipe).config
         cells = lay_out(config, methods, over, baseline, settle)
         shared = shared_of(table.get("shared"), over, config)
-        published = read_published(table.get("published"), methods, metrics, threshold)
+        published = read_published_values(table.get("published"), methods, metrics, threshold)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     told = tuple(f"{k}={write_value(v)}" for k, v in sets)
@@ -165,7 +165,7 @@ def lay_out(
     return tuple(cells)
 
 
-def carry_out(
+def run_study(
     study: Study,
     out: Path,
     workers: int = 0,
@@ -180,11 +180,11 @@ def carry_out(
     >>> text = 'recipe = "quickstart"\nseeds = 1\n[methods.fedavg]\nrounds = 1\nper_round = 2\n'
     >>> _ = Path("one.toml").write_text(text)
     >>> study, out = read_study(Path("one.toml")), Path("runs/one")
-    >>> carry_out(study, out, start="here"), [cell.method for cell, _ in results(study, out)]  # nothing went wrong
+    >>> run_study(study, out, start="here"), [cell.method for cell, _ in results(study, out)]  # nothing went wrong
     ([], ['fedavg'])
     """
     most = min(workers or len(study.cells), len(study.cells))
-    with locked(out), gather_crew(most, start, study.recipe) as crew:
+    with locked_folder(out), open_pool(most, start, study.recipe) as crew:
         named = study.metrics or tuple(metric for _, metric in study.published.claims)
         for _, known, _ in crew.each(declared_metrics, study.cells[:1] if named else ()):
             check_declared(named, known or ())
@@ -193,7 +193,9 @@ def carry_out(
         return run_cells(study, out, crew, watch)
 
 
-def run_cells(study: Study, out: Path, crew: Alone | Crew, watch: Callable[[int, str], None] | None) -> list[str]:
+def run_cells(
+    study: Study, out: Path, crew: SequentialPool | WorkerPool, watch: Callable[[int, str], None] | None
+) -> list[str]:
     """Make the cells, the first of each method before the second of any; return what went wrong."""
     places = list(dict.fromkeys(cell.place for cell in study.cells))
     cells = sorted(study.cells, key=lambda cell: places.index(cell.place))
@@ -268,7 +270,7 @@ def run_cell(recipe: str | Recipe, place: tuple[Cell, Path]) -> str:
 def is_run_of(out: Path, recipe: str, config: Any) -> bool:
     """Whether the run in a folder has these settings."""
     try:
-        return not differing(out, recipe, config)
+        return not different_settings(out, recipe, config)
     except ConfigError:
         return False
 

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from mutirao.runs.progress import in_notebook
-from mutirao.studies.comparison import BESIDE, Line, header_of, row_of
+from mutirao.studies.comparison import BESIDE, MethodResult, header_of, row_of
 
 TEXTS = ("", "metric", "method", "verdict", "within", "settings", "chosen", "fault")  # columns that hold no numbers
 
@@ -54,7 +54,7 @@ def make_table(title: str | None, names: Sequence[str], **options: Any) -> Table
     return table
 
 
-def tables_of(lines: Sequence[Line]) -> list[Table]:
+def result_tables(lines: Sequence[MethodResult]) -> list[Table]:
     """The table of a study, one a metric, with the columns that fit a terminal; what is published has its own below."""
     shown = ["method", "mean", "95% t", "wobble", "rounds to", "difference", "p t", "p Holm", "verdict"]
     if not any(line.reached for line in lines):
@@ -70,7 +70,7 @@ def tables_of(lines: Sequence[Line]) -> list[Table]:
     return tables
 
 
-def filled(title: str, shown: Sequence[str], lines: Sequence[Line]) -> Table:
+def filled(title: str, shown: Sequence[str], lines: Sequence[MethodResult]) -> Table:
     """A table of these columns."""
     table = make_table(title, shown, no_wrap=True)
     for line in lines:

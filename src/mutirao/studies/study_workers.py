@@ -21,7 +21,7 @@ WARM = ["mutirao.studies.study", "mutirao.training.trainer"]  # what every cell 
 
 
 @dataclass(eq=False)
-class Worker:
+class PoolWorker:
     """A process of a crew, the line to it, and the item it is at."""
 
     process: Any
@@ -29,7 +29,7 @@ class Worker:
     item: Any = None
 
 
-class Alone:
+class SequentialPool:
     """No workers: this process does one item after another."""
 
     def __init__(self, handed: Any) -> None:
@@ -40,7 +40,7 @@ class Alone:
         return ((item, do(self.handed, item), "") for item in items)
 
 
-class Crew:
+class WorkerPool:
     """Workers that do one item after another, each on its own core, and know what they were handed when they began.
 
     `fork` hands over any object. `warm` ones are forks, too, but of a process that has imported what all need and has
@@ -51,10 +51,10 @@ class Crew:
         linux = sys.platform == "linux"  # elsewhere a fork of torch is not safe
         self.context: Any = get_context("fork" if start == "fork" else "forkserver" if linux else "spawn")
         if self.context.get_start_method() == "forkserver":
-            warm_up()
+            start_forkserver()
         self.handed = handed
         self.over, self.alive = self.context.Pipe(duplex=False)
-        self.workers: dict[int, Worker | None] = dict.fromkeys(cores)
+        self.workers: dict[int, PoolWorker | None] = dict.fromkeys(cores)
 
     def is_fork(self) -> bool:
         """Whether workers are copies of this very process."""
@@ -62,7 +62,7 @@ class Crew:
 
     def each(self, do: Do, items: Iterable[Any]) -> Iterator[tuple[Any, Any, str]]:
         """Items as they are done, each with the answer; or with None, and how the worker that was at it ended."""
-        waiting, busy = deque(items), list[Worker]()
+        waiting, busy = deque(items), list[PoolWorker]()
         while waiting or busy:
             for core in self.workers:
                 if waiting and self.workers[core] not in busy:
@@ -74,10 +74,10 @@ class Crew:
                     answer, fault = worker.line.recv(), ""
                 except (EOFError, OSError):
                     worker.process.join()
-                    answer, fault = None, how_ended(worker.process.exitcode)
+                    answer, fault = None, exit_reason(worker.process.exitcode)
                 yield worker.item, answer, fault
 
-    def give(self, core: int, do: Do, item: Any) -> Worker:
+    def give(self, core: int, do: Do, item: Any) -> PoolWorker:
         """Let the worker of a core begin with an item, or a new one if there is none."""
         worker = self.workers[core]
         if worker is None or not worker.process.is_alive():
@@ -87,14 +87,14 @@ class Crew:
             worker.line.send((do, item))
         return worker
 
-    def hire(self, core: int) -> Worker:
+    def hire(self, core: int) -> PoolWorker:
         """A new worker."""
         line, theirs = self.context.Pipe()
         told = (theirs, core, self.over, self.alive if self.is_fork() else None, self.handed, dict(os.environ))
-        process = self.context.Process(target=work, args=told)
+        process = self.context.Process(target=worker_loop, args=told)
         process.start()
         theirs.close()
-        return Worker(process, line)
+        return PoolWorker(process, line)
 
     def dismiss(self) -> None:
         """End all workers at once, whatever they are at; they see it, as they do if this process is killed."""
@@ -106,7 +106,7 @@ class Crew:
         self.over.close()
 
 
-def warm_up() -> None:
+def start_forkserver() -> None:
     """Start the process that workers are forked off, if there is none yet; it ends with this one.
 
     Ctrl-C reaches it, too, which it must not take for itself while it imports.
@@ -123,19 +123,19 @@ def warm_up() -> None:
 
 
 @contextlib.contextmanager
-def gather_crew(most: int, start: Start, handed: Any) -> Iterator[Alone | Crew]:
+def open_pool(most: int, start: Start, handed: Any) -> Iterator[SequentialPool | WorkerPool]:
     """Workers with a core each, at most so many, for as long as the block lasts."""
     if start == "here":
-        yield Alone(handed)
+        yield SequentialPool(handed)
         return
-    crew = Crew(available_cores()[:most], start, handed)
+    crew = WorkerPool(available_cores()[:most], start, handed)
     try:
         yield crew
     finally:
         crew.dismiss()
 
 
-def how_ended(code: int | None) -> str:
+def exit_reason(code: int | None) -> str:
     """What is known of a process that ended before it answered."""
     if code is None or code >= 0:
         return f"its process ended by itself, with code {code}"
@@ -143,7 +143,7 @@ def how_ended(code: int | None) -> str:
     return f"its process was killed ({name}){', as it happens where memory runs out' * (name == 'SIGKILL')}"
 
 
-def work(
+def worker_loop(
     line: Connection, core: int, over: Connection, alive: Connection | None, handed: Any, environment: dict[str, str]
 ) -> None:
     """Do what is asked on a core of its own, so that neither this worker nor torch takes another's."""

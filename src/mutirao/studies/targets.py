@@ -17,12 +17,12 @@ FEW = 5  # runs whose figures are listed one by one
 COSTS = ("seconds", "bytes", "sim_seconds", "sim_joules")
 
 
-def runs_of(folder: Path) -> dict[str, list[Record]]:
+def runs_by_method(folder: Path) -> dict[str, list[Record]]:
     """The runs of a folder by method: those of a study, in its own order, or the one run it holds.
 
     >>> import mutirao
     >>> _ = mutirao.execute("quickstart", {"rounds": 2, "per_round": 2}, "runs/alone", pictures=False)
-    >>> {method: len(runs) for method, runs in runs_of(Path("runs/alone")).items()}
+    >>> {method: len(runs) for method, runs in runs_by_method(Path("runs/alone")).items()}
     {'alone': 1}
     """
     if (folder / "history.csv").is_file():

@@ -14,10 +14,19 @@ from mutirao.errors import ConfigError
 from mutirao.experiments.task import find
 from mutirao.io import write_whole
 from mutirao.runs.reader import Record
-from mutirao.runs.run_folder import locked
+from mutirao.runs.run_folder import locked_folder
 from mutirao.runs.trust import Trust, distrust, mark
 from mutirao.stats import Interval, interval
-from mutirao.studies.search_space import Grid, Point, Proposed, Range, Search, check_optuna, read_grid, read_ranges
+from mutirao.studies.search_space import (
+    Grid,
+    Point,
+    Proposed,
+    Search,
+    SearchRange,
+    check_optuna,
+    read_grid,
+    read_ranges,
+)
 from mutirao.studies.shared_data import has_validation
 from mutirao.studies.study import (
     OTHERWISE,
@@ -31,7 +40,7 @@ from mutirao.studies.study import (
     read_study,
     run_cells,
 )
-from mutirao.studies.study_workers import Start, gather_crew
+from mutirao.studies.study_workers import Start, open_pool
 
 KEYS = {"metric", "seeds", "over", "grid", "range", "trials", "own"}
 JUDGE = ("judge_by", "vali")
@@ -103,12 +112,12 @@ def read_tuning(
     """Read a study file with a `[tune]` table; all that can be wrong is refused before anything runs."""
     study, table = read_study(path, sets, trust, out), read_toml(path)
     try:
-        return tuning_of(study, table, sets, trials)
+        return parse_tuning(study, table, sets, trials)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def tuning_of(study: Study, table: dict[str, Any], sets: Sequence[tuple[str, Any]], trials: int | None) -> Tuning:
+def parse_tuning(study: Study, table: dict[str, Any], sets: Sequence[tuple[str, Any]], trials: int | None) -> Tuning:
     """What the `[tune]` table of a study file asks for."""
     told = table.get("tune")
     if not isinstance(told, Mapping):
@@ -194,17 +203,17 @@ def check_points(tuning: Tuning) -> None:
             points = Grid(search.axes).ask()
         else:
             assert isinstance(search, Proposed)
-            ends = [(k, (r.low, r.high) if isinstance(r, Range) else tuple(r)) for k, r in search.ranges.items()]
+            ends = [(k, (r.low, r.high) if isinstance(r, SearchRange) else tuple(r)) for k, r in search.ranges.items()]
             points = [((key, value),) for key, values in ends for value in values]
         tried = {key for point in points for key, _ in point}
         for key, _ in tuning.fixed:
             if key in tried:
                 raise ConfigError(f"tune: {key} is tuned for {method}; it cannot be set, too")
         for number, point in enumerate(points, 1):
-            cells_of(tuning, Trial(method, number, point))
+            trial_cells(tuning, Trial(method, number, point))
 
 
-def cells_of(tuning: Tuning, trial: Trial) -> tuple[Cell, ...]:
+def trial_cells(tuning: Tuning, trial: Trial) -> tuple[Cell, ...]:
     """The runs of a trial: the method with the point's settings, judged by validation data, in all places."""
     common, own = flatten(tuning.table.get("settings", {})), flatten(tuning.table["methods"][trial.method])
 
@@ -225,14 +234,14 @@ def tune(
     """Try all points, one core a run; what is finished already is not run again."""
     done: list[Trial] = []
     ended = 0
-    with locked(out), gather_crew(min(workers or tuning.runs, tuning.runs), start, tuning.study.recipe) as crew:
-        for asked in batches(tuning):
-            cells = {trial.name: cells_of(tuning, trial) for trial in asked}
+    with locked_folder(out), open_pool(min(workers or tuning.runs, tuning.runs), start, tuning.study.recipe) as crew:
+        for asked in trial_batches(tuning):
+            cells = {trial.name: trial_cells(tuning, trial) for trial in asked}
             part = trial_study(tuning, asked, cells)
             if not done:
                 for _, known, _ in crew.each(declared_metrics, part.cells[:1]):
                     check_declared(part.metrics, known or ())
-            everything = trial_study(tuning, [*done, *asked], {t.name: cells_of(tuning, t) for t in done} | cells)
+            everything = trial_study(tuning, [*done, *asked], {t.name: trial_cells(tuning, t) for t in done} | cells)
             plan = plan_of(everything) | mark(part.names, out, part.text, *part.sets)
             write_whole(out / "study.json", json.dumps(plan, indent=2) + "\n")
 
@@ -246,14 +255,14 @@ def tune(
             ended += len(part.cells)
             faults = dict(reversed([problem.split("/", 1) for problem in problems]))
             for trial in asked:
-                made = judge(trial, tuning.metric, cells[trial.name], out, faults.get(trial.name, ""))
+                made = evaluate_trial(trial, tuning.metric, cells[trial.name], out, faults.get(trial.name, ""))
                 better = None if made.fault else made.sign * made.result.mean
                 tuning.searches[trial.method].tell(trial.point, better)
                 done.append(made)
     return sorted(done, key=lambda trial: (tuning.study.methods.index(trial.method), trial.number))
 
 
-def batches(tuning: Tuning) -> Iterator[list[Trial]]:
+def trial_batches(tuning: Tuning) -> Iterator[list[Trial]]:
     """What is tried at once: all points of grids, or one of each method that is proposed."""
     counts = dict.fromkeys(tuning.searches, 0)
     while True:
@@ -275,7 +284,7 @@ def trial_study(tuning: Tuning, trials: Sequence[Trial], cells: Mapping[str, tup
     return replace(plain, threshold={})
 
 
-def judge(trial: Trial, metric: str, cells: Sequence[Cell], out: Path, fault: str) -> Trial:
+def evaluate_trial(trial: Trial, metric: str, cells: Sequence[Cell], out: Path, fault: str) -> Trial:
     """What the runs of a trial came to."""
     values, sign = [], 1.0
     for cell in cells:

@@ -19,7 +19,7 @@ from mutirao.deploy.provisioning import renew
 from mutirao.deploy.server.supervisor import process_holding
 from mutirao.deploy.site.clientapp import write_command
 from mutirao.io import write_whole
-from mutirao.runs.reader import text_of
+from mutirao.runs.reader import text_in
 
 ROUNDS = 4
 LIAR = Path(__file__).with_name("liar.py")
@@ -197,11 +197,11 @@ def test_the_disk_with_a_sites_audit_trail_is_full_for_a_while(tmp_path: Path) -
             federation,
             after_round(1),
             do(lambda: fill(small)),
-            lambda _: HELD_BACK in text_of(out / "run.log"),  # what is left of the trail's last block is soon used up
+            lambda _: HELD_BACK in text_in(out / "run.log"),  # what is left of the trail's last block is soon used up
             do(lambda: (small / "filler").unlink()),
         )
         finish(federation, script, out, 3 * ROUNDS)
-        assert HELD_BACK in text_of(out / "clients.csv")
+        assert HELD_BACK in text_in(out / "clients.csv")
 
 
 # ---- certificates and clocks
@@ -313,7 +313,7 @@ def test_a_site_sends_each_reply_twice_or_garbage(
         federation.extra[VICTIM] = {"PATH": path}
         federation.start()
         summary = federation.run(tmp_path / "run", ROUNDS, Script(federation), **sets)
-        assert text_of(tmp_path / "lies.txt")
+        assert text_in(tmp_path / "lies.txt")
         liar = VICTIM if mode == "garbage" else ""
         federation.judge(summary, expected_digest(ROUNDS, **sets, **excluded), tmp_path / "run", liar)
 

@@ -46,7 +46,7 @@ from mutirao.flower.messages import (
 )
 from mutirao.io import load_arrays, save_arrays
 from mutirao.runs.audit_trail import Audit, check_chain
-from mutirao.runs.linked_trails import cross_check, export, read_trail
+from mutirao.runs.linked_trails import cross_check, read_trail, write_events
 
 NASTY = [0, 1, 4, 8, 127, 128, 255, 2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1]
 VALUES: list[Any] = [
@@ -323,7 +323,7 @@ def trails(draw: Draw) -> None:
         good, problems = cross_check(events, site.path)
         assert problems or good
         found = read_trail(site.path)[1]
-        export({"server": events, "c0": found}, Path(place) / "events.csv")
+        write_events({"server": events, "c0": found}, Path(place) / "events.csv")
         cross_check(found, server.path)  # and the other way round
         Audit(site.path).append("asked", round=3)
 

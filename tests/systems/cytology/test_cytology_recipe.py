@@ -24,7 +24,7 @@ from mutirao.experiments.task import Task, find
 from mutirao.report import execute
 from mutirao.research_notice import NOTICE
 from mutirao.robustness.attacks import Attacked, SignFlip
-from mutirao.runs.csv_tables import Table
+from mutirao.runs.csv_tables import CsvTable
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.systems.cytology.slides.models import load_model
 from mutirao.systems.cytology.slides.screening import cut_for
@@ -76,7 +76,7 @@ def test_a_server_without_pictures_judges_by_the_sites_or_not_at_all(
     at_sites = kind.prepare(resolve(kind.config, {**fit, "data": str(federation)}))
     fleet = Wrapper(LocalFleet(at_sites.handler, at_sites.population))  # the server has nobody's pictures at hand
     summary = execute(recipe, resolve(kind.config, {**fit, "data": "none"}), tmp_path / "run", fleet=fleet)
-    rows = Table(tmp_path / "run" / "history.csv").read()
+    rows = CsvTable(tmp_path / "run" / "history.csv").read()
     judge = "distributed_accuracy" if recipe == "cytology" else "accuracy"
     assert (summary["judge"], judge in rows[0]) == (judge, validation > 0)
     if validation:
@@ -90,7 +90,7 @@ def test_a_server_without_pictures_judges_by_the_sites_or_not_at_all(
 
 def test_a_run_has_the_papers_columns_and_sends_only_the_head(federation: Path, tmp_path: Path) -> None:
     execute("cytology", config(federation, rounds=3), tmp_path / "run")
-    rows = Table(tmp_path / "run" / "history.csv").read()
+    rows = CsvTable(tmp_path / "run" / "history.csv").read()
     papers = {"round", "train_loss", "train_acc", "val_loss", "val_acc", "distributed_accuracy", "global_loss"}
     assert papers | {"global_acc", "balanced_accuracy", "auc", "ece", "sensitivity@95"} <= set(rows[-1])
     assert {"recall_abnormal", "recall_normal"} <= set(rows[-1])
@@ -291,7 +291,7 @@ def _with(task: Any, population: Any) -> Any:
 def test_local_privacy_lets_only_noised_updates_out(federation: Path, tmp_path: Path) -> None:
     settings = config(federation, privacy={"name": "local", "noise": 2.0}, classes="abnormal,normal")
     execute("cytology", settings, tmp_path / "run", pictures=False)
-    row = Table(tmp_path / "run" / "history.csv").read()[-1]
+    row = CsvTable(tmp_path / "run" / "history.csv").read()[-1]
     assert "distributed_accuracy" not in row
     assert "val_acc" not in row
 
@@ -333,7 +333,7 @@ def test_from_synthetic_slides_to_a_screened_one(home: Path) -> None:
     run = CliRunner().invoke(main, [*words, "--json"])
     assert run.exit_code == 0, run.output
     facts = json.loads(run.stdout)
-    scores = [float(r["score"]) for r in Table(home / "page" / "scores.csv").read()]
+    scores = [float(r["score"]) for r in CsvTable(home / "page" / "scores.csv").read()]
     assert scores == sorted(scores, reverse=True)
     assert len(scores) == facts["scored"] > 3
     assert facts["score"] == pytest.approx(np.mean(scores[:10]), abs=1e-5)

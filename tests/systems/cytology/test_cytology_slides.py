@@ -14,7 +14,7 @@ from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.experiments.task import find
 from mutirao.report import execute
-from mutirao.runs.csv_tables import Table
+from mutirao.runs.csv_tables import CsvTable
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.systems.cytology.slides.models import load_model
 from mutirao.systems.cytology.slides.readers import open_slide
@@ -45,7 +45,7 @@ def test_a_head_for_slides_is_federated_judged_by_slide_exported_and_its_attenti
     assert (verdict["judged"], verdict["slides"], np.sum(verdict["confusion"])) == ("slides", 6, 6)
     assert verdict["auc_interval"][0] <= verdict["auc"] <= verdict["auc_interval"][1]
     assert verdict["accuracy_interval"][0] <= verdict["accuracy"] <= verdict["accuracy_interval"][1]
-    row = Table(out / "history.csv").read()[-1]
+    row = CsvTable(out / "history.csv").read()[-1]
     assert int(row["replied"]) == 3
     weights = 2 * (320 * 64 + 64) + 64 + 2 * 320 + 2
     assert 3 * 4 * weights <= int(row["bytes_up"]) < 3 * 4 * weights + 900
@@ -58,7 +58,7 @@ def test_a_head_for_slides_is_federated_judged_by_slide_exported_and_its_attenti
     words = ["slides", "screen", str(slide), "--model", str(home / "model.safetensors"), "--out", str(home / "page")]
     run = CliRunner().invoke(main, [*words, "--json"])
     assert run.exit_code == 0, run.output
-    facts, rows = json.loads(run.stdout), Table(home / "page" / "scores.csv").read()
+    facts, rows = json.loads(run.stdout), CsvTable(home / "page" / "scores.csv").read()
     attention = [float(r["attention"]) for r in rows]
     assert attention == sorted(attention, reverse=True)
     assert sum(attention) == pytest.approx(1.0, abs=1e-4)

@@ -12,7 +12,7 @@ from mutirao.config import build, resolve
 from mutirao.errors import ConfigError
 from mutirao.experiments.task import find
 from mutirao.report import execute
-from mutirao.runs.csv_tables import Table
+from mutirao.runs.csv_tables import CsvTable
 from mutirao.runs.run_folder import load_run
 from mutirao.training.samples import Samples
 
@@ -80,7 +80,7 @@ def test_a_group_of_the_first_classes_is_served_as_others_are(tmp_path: Path) ->
     summary = execute("groups", config, tmp_path / "run", pictures=False)
     assert summary["class_maps"] == {f"g{i}": [2 * i, 2 * i + 1] for i in range(5)}
     assert summary["group_accuracy"].keys() == summary["class_maps"].keys()
-    assert all(row["failed"] == "0" for row in Table(tmp_path / "run" / "history.csv").read())
+    assert all(row["failed"] == "0" for row in CsvTable(tmp_path / "run" / "history.csv").read())
 
 
 def test_a_full_head_keeps_all_classes(tmp_path: Path) -> None:

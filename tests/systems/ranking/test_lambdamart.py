@@ -12,7 +12,7 @@ from mutirao.config import resolve
 from mutirao.errors import ConfigError
 from mutirao.experiments.task import find
 from mutirao.report import execute
-from mutirao.runs.csv_tables import Table
+from mutirao.runs.csv_tables import CsvTable
 from mutirao.systems.ranking.lambdamart import LambdaMART, bare_forest, first_trees, plant, score_by_trees
 from mutirao.systems.ranking.recipe import Config
 
@@ -78,13 +78,13 @@ def test_a_run_reaches_what_lightgbm_reaches_by_itself(tmp_path):
     x = np.array([x for _, _, x in held["test"]], np.float32)
     scores = model.predict(x, num_iteration=model.best_iteration)
     assert summary["final"]["ndcg@5"] == pytest.approx(ndcg5(held["test"], scores), abs=1e-12)
-    rows = Table(tmp_path / "run/history.csv").read()
+    rows = CsvTable(tmp_path / "run/history.csv").read()
     given = [math.ceil(model.best_iteration * r / 3) for r in (1, 2, 3)]
     assert [float(row["train_trees"]) for row in rows[-3:]] == given
     for row, count in zip(rows[-3:], given, strict=True):
         scores = model.predict(x, num_iteration=count)
         assert float(row["ndcg@5"]) == pytest.approx(ndcg5(held["test"], scores), abs=1e-12)
-    by_query = Table(tmp_path / "run/queries.csv").read()
+    by_query = CsvTable(tmp_path / "run/queries.csv").read()
     assert np.mean([float(row["ndcg@5"]) for row in by_query]) == pytest.approx(summary["final"]["ndcg@5"], abs=1e-12)
     again = execute("ranking", config, tmp_path / "again", pictures=False)
     assert again["digest"] == summary["digest"]

@@ -9,7 +9,7 @@ from mutirao.core.rounds import Run
 from mutirao.errors import Diverged
 from mutirao.experiments.task import find
 from mutirao.report import execute
-from mutirao.runs.csv_tables import Table
+from mutirao.runs.csv_tables import CsvTable
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.systems.ranking.recipe import LOSS_NAMES, Config
 
@@ -18,10 +18,10 @@ SMALL = {"queries": 60, "clients": 10, "per_round": 5, "rounds": 8, "lr": 0.03}
 
 def test_generated_documents_are_ranked_better_than_by_chance(tmp_path: Path) -> None:
     summary = execute("ranking", resolve(Config, SMALL | {"rounds": 30}), tmp_path / "run")
-    history = Table(tmp_path / "run/history.csv").read()
+    history = CsvTable(tmp_path / "run/history.csv").read()
     assert summary["final"]["ndcg@5"] > float(history[0]["ndcg@5"]) + 0.05
     assert set(summary["final"]) == {"ndcg@1", "ndcg@5", "ndcg@10", "mrr@1", "mrr@5", "mrr@10"}
-    rows = Table(tmp_path / "run/clients.csv").read()
+    rows = CsvTable(tmp_path / "run/clients.csv").read()
     assert all(-1 < float(row["risk"]) < 5 for row in rows)
     assert all(float(row["weight"]) == pytest.approx((1 - float(row["risk"])) / 5) for row in rows)
 
@@ -43,7 +43,7 @@ def test_listwise_training_ranks_real_queries_better_than_it_began(real_data: Pa
     for loss in ("listnet", "lambdarank"):
         config = resolve(Config, settings | {"loss": loss, "aggregate": "fedavgm", "lr": 0.03})
         summary = execute("ranking", config, tmp_path / loss, pictures=False)
-        first = float(Table(tmp_path / loss / "history.csv").read()[0]["ndcg@5"])
+        first = float(CsvTable(tmp_path / loss / "history.csv").read()[0]["ndcg@5"])
         assert summary["final"]["ndcg@5"] > max(0.35, first)
 
 

@@ -24,7 +24,7 @@ from mutirao.deploy.server.admission import admit
 from mutirao.deploy.server.submission import follow, submit
 from mutirao.errors import ConfigError
 from mutirao.report import execute
-from mutirao.runs.csv_tables import Table
+from mutirao.runs.csv_tables import CsvTable
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.systems.ranking.feature_scale import SCALE, join_profiles, read_profile, read_scale, tell_profile
 from mutirao.systems.ranking.recipe import Config, recipe
@@ -59,11 +59,11 @@ def test_a_folder_is_a_client_and_its_moments_are_counted(tmp_path: Path) -> Non
     data = three_sites(tmp_path / "data")
     write(data / NAMES[0] / "test.txt", lines_of(9, 4, first=100))
     summary = execute("ranking", resolve(Config, SETTINGS | {"data": str(data)}), tmp_path / "run", pictures=False)
-    rows = Table(tmp_path / "run" / "history.csv").read()
+    rows = CsvTable(tmp_path / "run" / "history.csv").read()
     told = 3 * 8 * (1 + 2 + 2 * 5)  # of three clients: how many samples, two numbers, and two of each feature
     assert int(rows[0]["bytes_up"]) == int(rows[1]["bytes_up"]) + told
     scale = read_scale((tmp_path / "run" / "scale.json").read_bytes())
-    queries = [row["query"] for row in Table(tmp_path / "run" / "queries.csv").read()]
+    queries = [row["query"] for row in CsvTable(tmp_path / "run" / "queries.csv").read()]
     assert sum(q.startswith("client_north/") for q in queries) == 4
     assert len(queries) == 4 + 2 * 3  # a quarter of twelve, where there is no file for it
     x = np.array([[float(w.split(":")[1]) for w in line.split()[2:]] for line in lines_of(0)])
@@ -75,7 +75,7 @@ def test_a_folder_is_a_client_and_its_moments_are_counted(tmp_path: Path) -> Non
         pictures=False,
     )
     assert again["digest"] == summary["digest"]
-    given = Table(tmp_path / "given" / "history.csv").read()
+    given = CsvTable(tmp_path / "given" / "history.csv").read()
     assert given[0]["bytes_up"] == given[1]["bytes_up"]  # nobody was asked
 
 
@@ -130,7 +130,7 @@ def test_sites_that_cannot_keep_to_the_scale_are_named(tmp_path: Path, caplog: A
         execute("ranking", resolve(Config, SETTINGS | {"data": str(data)}), tmp_path / "run", pictures=False)
     assert "client_odd has features 1 to 7, and 1 to 5 are agreed on: too many: 6 to 7" in caplog.text
     assert "client_odd takes no part: refused: agreed.scale: documents here have features 1 to 7" in caplog.text
-    rows = Table(tmp_path / "run" / "clients.csv").read()
+    rows = CsvTable(tmp_path / "run" / "clients.csv").read()
     assert {row["client"] for row in rows if row["replied"] == "1"} == set(NAMES)
     with pytest.raises(ConfigError, match=r"of 4 clients do not agree on scale.*has grade 2, and grades from 0 to 1"):
         execute("ranking", resolve(Config, SETTINGS | {"data": str(data), "grades": 1}), tmp_path / "one")

@@ -13,7 +13,7 @@ from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.experiments.task import find
 from mutirao.report import execute
-from mutirao.runs.csv_tables import Table
+from mutirao.runs.csv_tables import CsvTable
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.systems.recsys.pretrain import Factorisation, pretrain
 
@@ -115,7 +115,7 @@ def test_a_run_goes_on_to_the_same_bit(tmp_path: Path) -> None:
     assert parts["bytes_down"] == whole["bytes_down"]
     assert parts["bytes_up"] == whole["bytes_up"]
     one, two = (
-        [{k: v for k, v in row.items() if k != "seconds"} for row in Table(tmp_path / name / "history.csv").read()]
+        [{k: v for k, v in row.items() if k != "seconds"} for row in CsvTable(tmp_path / name / "history.csv").read()]
         for name in ("whole", "parts")
     )
     assert one == two
@@ -131,7 +131,7 @@ def test_no_vector_of_a_user_is_anywhere_in_the_run_folder(tmp_path: Path) -> No
             assert not [name for name in content.keys() if name.startswith("sites/")]  # noqa: SIM118
             shapes = {name: content.get_tensor(name).shape for name in content.keys()}  # noqa: SIM118
             assert all(12 not in shape for name, shape in shapes.items() if name != "items")
-    clients = Table(tmp_path / "clients.csv").read()
+    clients = CsvTable(tmp_path / "clients.csv").read()
     assert {k for row in clients for k in row} == {"round", "client", "try", "replied", "n", "weight", "age", "loss"}
 
 
@@ -184,7 +184,7 @@ def test_movielens_reaches_the_bar(real_data: Path) -> None:
 def test_the_summary_judges_by_the_lowest_error(tmp_path: Path) -> None:
     execute("recsys", config_of(), tmp_path, pictures=False)
     summary = json.loads((tmp_path / "summary.json").read_text())
-    errors = [float(row["rmse"]) for row in Table(tmp_path / "history.csv").read() if "rmse" in row]
+    errors = [float(row["rmse"]) for row in CsvTable(tmp_path / "history.csv").read() if "rmse" in row]
     assert summary["best"]["rmse"] == pytest.approx(min(errors))
 
 

@@ -11,7 +11,7 @@ from mutirao.dashboard.curves import History
 from mutirao.dashboard.run_index import Shelf, mark_of
 from mutirao.dashboard.run_summary import facts_of_run
 from mutirao.runs.audit_trail import read_events
-from mutirao.runs.linked_trails import table_in
+from mutirao.runs.linked_trails import subtable
 from mutirao.runs.reader import Columns
 
 Facts = dict[str, Any]
@@ -76,7 +76,7 @@ def versions_in(events: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]
     """The versions that clients told last, by client, as the run's trail has them."""
     found: dict[str, dict[str, str]] = {}
     for event in events:
-        for client, told in table_in(event, "site_versions").items():
+        for client, told in subtable(event, "site_versions").items():
             if isinstance(told, dict):
                 found[str(client)] = {str(k)[:40]: str(v)[:40] for k, v in list(told.items())[:10]}
     return found

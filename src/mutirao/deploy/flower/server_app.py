@@ -16,7 +16,7 @@ from mutirao.deploy.server.admission import admitted_samples, is_entitled
 from mutirao.flower.flower_fleet import FlowerFleet, IsEntitled, KeepsTrail
 from mutirao.report import execute
 from mutirao.runs.execute import reopen
-from mutirao.runs.linked_trails import keepers_in
+from mutirao.runs.linked_trails import clients_with_trails
 from mutirao.runs.progress import Progress
 
 
@@ -54,7 +54,7 @@ def entitlement_here() -> IsEntitled:
 
 def keepers_here(out: Path) -> KeepsTrail:
     """Whose replies must come with a head: there every site's, as each has a policy; else of those the run knows."""
-    return (lambda name: True) if server_here() else keepers_in(out / "audit.jsonl").__contains__
+    return (lambda name: True) if server_here() else clients_with_trails(out / "audit.jsonl").__contains__
 
 
 def server_here() -> Path | None:

@@ -16,7 +16,7 @@ from mutirao.deploy.policy.privacy_ledger import enter
 from mutirao.deploy.processes import answers, flwr
 from mutirao.errors import MutiraoError
 from mutirao.io import write_whole
-from mutirao.runs.csv_tables import Table
+from mutirao.runs.csv_tables import CsvTable
 
 ASK = 20.0  # seconds after which Flower is asked about a run that says nothing itself
 SHOWN = ("round", "seconds", "replied", "failed", "loss")
@@ -105,7 +105,7 @@ class Rounds:
     """The rounds of a run in a folder, a line each, as `watch` has not been told them yet."""
 
     def __init__(self, out: Path, since: float, watch: Callable[[str], None]) -> None:
-        self.table, self.since, self.watch, self.told = Table(out / "history.csv"), since, watch, 0
+        self.table, self.since, self.watch, self.told = CsvTable(out / "history.csv"), since, watch, 0
 
     def __call__(self, *_: Any) -> None:
         """Tell those that were made since the last call."""

@@ -147,7 +147,7 @@ def plot_wins(folder: Path, out: Path, metric: str = "", against: str = "") -> l
             raise ConfigError(f"{place} has no queries.csv; right would be the folder of a finished ranking run")
         sides.append(read_queries(place / "queries.csv"))
     ours, theirs = sides
-    metric = metric or Record.begun(folder).judge.removeprefix("vali_")
+    metric = metric or Record.begun(folder).monitor.removeprefix("vali_")
     for side in sides:
         if metric not in (known := next(iter(side.values()), {})):
             raise ConfigError(f"no query has a metric {metric!r}{nearest(metric, known)}")

@@ -15,9 +15,9 @@ from mutirao.deploy.flower import FlowerFleet, client_app
 from mutirao.errors import ConfigError
 from mutirao.experiments.task import find
 from mutirao.report import execute
-from mutirao.runs.csv_tables import Table
+from mutirao.runs.csv_tables import CsvTable
 from mutirao.simulation.local_fleet import LocalFleet
-from mutirao.studies.study import carry_out, read_study
+from mutirao.studies.study import read_study, run_study
 from mutirao.systems.ranking.online.recipe import Config
 
 __all__ = ["identity"]  # a fixture that holds for all tests here, too
@@ -40,7 +40,7 @@ def test_users_clicks_make_the_ranker_better_than_a_random_one(tmp_path: Path) -
     task = find("online").task(config)
     untrained = task.evaluate(task.initial())["ndcg@10"]
     assert summary["final"]["ndcg@10"] > untrained + 0.05
-    rows = Table(tmp_path / "run/history.csv").read()
+    rows = CsvTable(tmp_path / "run/history.csv").read()
     assert [float(row["interactions"]) for row in rows] == [80.0 * t for t in range(1, 41)]
     seen = [float(row["train_shown_ndcg"]) for row in rows]
     assert np.mean(seen[-10:]) > np.mean(seen[:10]) + 0.03  # what users see is better, too
@@ -56,7 +56,7 @@ def test_a_resumed_run_is_the_undisturbed_one(tmp_path: Path) -> None:
     execute("online", resolve(Config, SMALL | {"rounds": 2}), tmp_path / "part", pictures=False)
     again = execute("online", config, tmp_path / "part", resume=True, pictures=False)
     assert again["digest"] == whole["digest"]
-    last = [Table(tmp_path / name / "history.csv").read()[-1] for name in ("whole", "part")]
+    last = [CsvTable(tmp_path / name / "history.csv").read()[-1] for name in ("whole", "part")]
     for column in ("interactions", "online_ndcg", "regret", "ndcg@10"):
         assert last[0][column] == last[1][column]
 
@@ -158,5 +158,5 @@ def test_a_study_compares_what_users_lost(tmp_path: Path) -> None:
     study.write_text(asked + "[methods.perfect]\n[methods.odd]\nnoise = 1.0\n")
     out = tmp_path / "out"
     sets = [("rounds", 2), ("clients", 3), ("queries", 50)]
-    assert carry_out(read_study(study, sets), out, workers=1, start="here") == []
+    assert run_study(read_study(study, sets), out, workers=1, start="here") == []
     assert {path.name for path in (out / "cells").iterdir()} == {"perfect", "odd"}
