@@ -40,7 +40,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         return replace(system, quick=form, data=data)
 
     monkeypatch.setattr(reproduction, "read_system", read)
-    monkeypatch.setattr(study, "carry_out", partial(study.run_study, start="here"))
+    monkeypatch.setattr(study, "run_study", partial(study.run_study, start="here"))
     monkeypatch.setattr(
         "mutirao.report.study_plots.draw_study", lambda *_: []
     )  # pictures are tested where they are made

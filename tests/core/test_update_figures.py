@@ -11,7 +11,7 @@ from mutirao.core.roster import Roster
 from mutirao.core.rounds import Run, train
 from mutirao.core.update_figures import WIDTH, bias_in, dissimilarities, sketch, vectors_of
 from mutirao.errors import ConfigError
-from mutirao.runs.roster_file import RosterJournal
+from mutirao.runs.journals import RosterJournal
 from mutirao.selection import Mix
 from mutirao.simulation.local_fleet import LocalFleet
 
@@ -58,7 +58,7 @@ def test_vectors_follow_their_clients_and_are_saved() -> None:
 
 
 def test_a_large_roster_keeps_them_in_its_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mutirao.runs.roster_file.FEW", 2)
+    monkeypatch.setattr("mutirao.runs.journals.FEW", 2)
     roster, journal = Roster(), RosterJournal(tmp_path / "roster.journal")
     names = [f"c{i}" for i in range(5)]
     roster.meet(names)

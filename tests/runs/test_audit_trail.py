@@ -10,10 +10,10 @@ FULL = """
 import resource, signal, sys
 from pathlib import Path
 from mutirao.runs.audit_trail import Audit
-from mutirao.runs.csv_tables import Table
+from mutirao.runs.csv_tables import CsvTable
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-trail, table = Audit(Path(sys.argv[1]) / "audit.jsonl"), Table(Path(sys.argv[1]) / "rows.csv")
+trail, table = Audit(Path(sys.argv[1]) / "audit.jsonl"), CsvTable(Path(sys.argv[1]) / "rows.csv")
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
 written, refused = [], 0
 for number in range(10):

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from mutirao.core.arrays import Arrays, digest
 from mutirao.core.fleet import FLEETING, Reply, Request, Site
 from mutirao.errors import Damaged
-from mutirao.runs.site_states import write_states
+from mutirao.runs.journals import write_states
 from mutirao.simulation.client_states import NOW, ClientStates
 from mutirao.simulation.local_fleet import LocalFleet
 

@@ -97,8 +97,7 @@ def run_reproduction(
     from mutirao.studies import study as studies
     from mutirao.studies.comparison import compare_methods, write_tables
     from mutirao.studies.confirmation import write_toml
-    from mutirao.studies.reproduction import OutOfTime, at_most, list_cuts, study_table
-    from mutirao.studies.reproduction_outcome import outcome_of
+    from mutirao.studies.reproduction import OutOfTime, at_most, list_cuts, outcome_of, study_table
     from mutirao.studies.study_display import CellBar
 
     source = str(data.resolve()) if data else system.data.stand_in
@@ -183,7 +182,7 @@ def show_outcome(told: dict[str, Any], lines: Any, out: Path) -> None:
     """Published beside ours, the verdicts, and where the rest is."""
     from rich.console import Console
 
-    from mutirao.studies.reproduction_outcome import BESIDE, beside_rows
+    from mutirao.studies.reproduction import BESIDE, beside_rows
     from mutirao.studies.study_display import make_table
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 130)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
 from mutirao.runs.csv_columns import finite_or_nan
 
 LINE = 1 << 16  # bytes in which one line surely lies

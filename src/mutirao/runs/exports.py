@@ -63,7 +63,7 @@ def to_parquet(columns: dict[str, list[Any]]) -> bytes:
     """The columns as Parquet."""
     try:
         import pyarrow
-        from pyarrow import to_parquet as writer
+        from pyarrow import parquet as writer
     except ImportError as error:
         raise ConfigError("Parquet needs a package; install it with: pip install 'mutirao[parquet]'") from error
     out = io.BytesIO()

@@ -15,7 +15,7 @@ import time
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mutirao.core.arrays import Arrays, digest
 from mutirao.core.digests import fingerprint
@@ -25,12 +25,33 @@ from mutirao.errors import ConfigError, Damaged, TooFewReplies
 from mutirao.io import load_arrays, lock, name_path_in_errors, plain_value, save_arrays, write_whole
 from mutirao.registry import dotted_in
 from mutirao.runs.audit_trail import START, Audit
-from mutirao.runs.checkpoint_thinning import Keep, rounds_to_drop
 from mutirao.runs.column_names import typed_row
 from mutirao.runs.csv_tables import CsvTable
-from mutirao.runs.roster_file import RosterJournal
-from mutirao.runs.site_states import StateFiles
+from mutirao.runs.journals import RosterJournal, StateJournal
 from mutirao.runs.trust import mark
+
+LAST = 3  # checkpoints that are kept in any case, so that a damaged one does not end a run
+Keep = int | Literal["few", "all"]
+
+
+def rounds_to_drop(sizes: Mapping[int, int], keep: Keep, most: int | None, sparse: bool) -> list[int]:
+    """Rounds whose checkpoints are not to be kept, then the oldest that do not fit into `most` bytes.
+
+    `keep` is so many of the last, `all`, or `few`: the last three and, if `sparse`, those of the rounds 0, 1, 2, 4, 8,
+    ... To forget a client one begins before it came, and so never has to make again more than twice the rounds.
+
+    >>> rounds_to_drop(dict.fromkeys(range(10), 100), "few", None, sparse=True)
+    [3, 5, 6, 7]
+    """
+    rounds = sorted(sizes)
+    last = LAST if isinstance(keep, str) else keep
+    rounds, stay = (rounds[: 1 - last], rounds[1 - last :]) if last > 1 else (rounds, [])
+    kept = [n for n in rounds if keep == "all" or (keep == "few" and sparse and not n & (n - 1))]
+    total = sum(sizes[n] for n in [*kept, *stay])
+    while most is not None and total > most and kept:
+        total -= sizes[kept.pop(0)]
+    return [n for n in rounds if n not in kept]
+
 
 log = logging.getLogger("mutirao")
 
@@ -50,7 +71,7 @@ class Folder:
         self.clients = CsvTable(path / "clients.csv")
         self.audit = Audit(path / "audit.jsonl")
         self.journal = RosterJournal(self.checkpoints / "roster.journal")
-        self.sites = StateFiles(self.checkpoints)
+        self.sites = StateJournal(self.checkpoints)
         self.elapsed = 0.0
         self.keep: Keep = "all"  # checkpoints: see `thinning`
         self.keep_bytes: int | None = None  # of checkpoints, beyond which the oldest go; None: any number

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_folder import CONFIG, NAME, in_child, run_until_write, same_run, whole
+from test_run_folder import CONFIG, NAME, in_child, run_until_write, same_run, whole
 
 from mutirao.aggregation import FedAvg
 from mutirao.core.arrays import Arrays, digest
@@ -18,8 +18,8 @@ from mutirao.core.rounds import Run, train
 from mutirao.errors import Damaged
 from mutirao.runs.csv_tables import CsvTable
 from mutirao.runs.execute import execute
+from mutirao.runs.journals import WASTE
 from mutirao.runs.run_folder import Folder, load_run
-from mutirao.runs.site_states import WASTE
 from mutirao.runs.unlearning import forget
 from mutirao.runs.verify import verify
 from mutirao.selection import Uniform

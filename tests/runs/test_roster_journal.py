@@ -12,8 +12,8 @@ from mutirao.core.fleet import Reply, Request, Site
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import Run, train
 from mutirao.errors import Damaged
-from mutirao.runs import roster_file
-from mutirao.runs.roster_file import RosterJournal
+from mutirao.runs import journals
+from mutirao.runs.journals import RosterJournal
 from mutirao.runs.run_folder import Folder
 from mutirao.runs.verify import verify
 from mutirao.selection import AoIU
@@ -25,7 +25,7 @@ NAMES = [f"c{i:02d}" for i in range(40)]
 @pytest.fixture(autouse=True)
 def many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten clients are many."""
-    monkeypatch.setattr(roster_file, "FEW", 10)
+    monkeypatch.setattr(journals, "FEW", 10)
 
 
 def move(request: Request, site: Site) -> Reply:
@@ -122,7 +122,7 @@ def test_any_column_that_anybody_writes_is_kept_also_of_newcomers(tmp_path: Path
 
 
 def test_small_rosters_lie_in_the_state_file_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster_file, "FEW", 10_000)
+    monkeypatch.setattr(journals, "FEW", 10_000)
     rounds(tmp_path, 3)
     _, rest, facts = Folder(tmp_path).examine(3)
     assert len(json.loads(rest["roster/ids"].tobytes())) == 12
