@@ -85,13 +85,13 @@ become("win32", "numpy click safetensors.numpy")
 from pathlib import Path
 from mutirao.errors import ConfigError
 from mutirao.report.run_state import holder
-from mutirao.runs.run_folder import locked
+from mutirao.runs.run_folder import locked_folder
 from mutirao.io import sync
 place = Path("run")
-with locked(place):
+with locked_folder(place):
     print(*holder(place))
     try:
-        with locked(place):
+        with locked_folder(place):
             print("twice")
     except ConfigError as error:
         print(error)

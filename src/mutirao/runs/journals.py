@@ -18,7 +18,7 @@ from mutirao.core.fleet import ClientId
 from mutirao.core.roster import COUNTS, Roster
 from mutirao.errors import Damaged
 from mutirao.io import append_whole, name_path_in_errors, sync
-from mutirao.simulation.client_states import StateFile, ClientStates, place
+from mutirao.simulation.client_states import ClientStates, StateFile, place
 
 LENGTH = 8  # bytes before a block that say how long it is
 EMPTY = hashlib.sha256(b"").hexdigest()
