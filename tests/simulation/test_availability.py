@@ -139,7 +139,7 @@ def test_a_schedule_of_nobody_who_is_here_is_refused_and_of_some_it_is_said(
     with pytest.raises(ConfigError, match="names c03, c04, but clients are called c3, c4, c5"):
         Schedule(str(file))(["c3", "c4", "c5"], 1, None, 0)
     Schedule(str(file))(["c03", "c4"], 1, None, 0)
-    assert "names c04, of whom there is no client" in caplog.text
+    assert "names c04, but there are no such clients" in caplog.text
 
 
 @pytest.mark.parametrize("recipe", ["quickstart", "groups"])

@@ -81,7 +81,7 @@ class AsADict(RuleBasedStateMachine):
         assert sorted(self.ours) == sorted(self.plain)
         assert len(self.ours) == len(self.plain)
         assert all((c in self.ours) == (c in self.plain) for c in ("ana", "../eva", "nobody"))
-        held = list(self.ours._held.values())
+        held = list(self.ours._loaded.values())
         assert sum(v.nbytes for s in held for v in s.values()) <= 200 or len(held) == 1
 
     def teardown(self) -> None:
@@ -106,7 +106,7 @@ def test_few_states_stay_in_memory_and_touch_no_disk(tmp_path: Path) -> None:
 def test_a_file_that_is_not_what_was_written_is_damaged(tmp_path: Path) -> None:
     states = ClientStates(tmp_path, most=10, few=0)
     states["ana"], states["bia"], states["caio"] = state_of(1), state_of(2), state_of(3)
-    file, place = tmp_path / NOW, states._filed["ana"]
+    file, place = tmp_path / NOW, states._stored["ana"]
     content = file.read_bytes()
     for harm in (content[: place.size - 5], content[place.size :], bytes([content[0] ^ 1]) + content[1:]):
         file.write_bytes(harm)

@@ -98,7 +98,7 @@ def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_what_these_clients_cannot_do_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"drift.share: 0.1 of 10 clients is 1; two have to change places"):
+    with pytest.raises(ConfigError, match=r"drift.share: 0.1 of 10 clients is 1, and this drift needs at least 2"):
         check_drift(Swap(share=0.1), around())
     with pytest.raises(ConfigError, match="drift=rename: the clients of this task have no samples with classes"):
         check_drift(Rename(), around(classes=3))
@@ -167,7 +167,7 @@ def test_other_parties_have_data_of_their_own() -> None:
     config = resolve(find("quickstart").config, SMALL | {"drift": "swap"})
     task = find("quickstart").prepare(config)
     fleet = Elsewhere(LocalFleet(task.handler, task.population))
-    with pytest.raises(ConfigError, match="drift: it is a simulation's"):
+    with pytest.raises(ConfigError, match="drift: only simulated clients"):
         next(iter(find("quickstart").flow(fleet, config, task, Run(task.initial()))))
 
 
@@ -208,8 +208,8 @@ def test_every_way_of_the_engine_meets_the_same_data(engine: str) -> None:
 def test_who_is_excluded_lends_nobody_data() -> None:
     config = resolve(find("quickstart").config, SMALL | {"drift": {"name": "swap", "share": 1.0}, "exclude": "c3"})
     handler: Any = find("quickstart").prepare(config).handler
-    assert "c3" not in handler.around.names
-    assert "c3" not in {turn.other for turn in handler.around.turns(handler.drift).values()}
+    assert "c3" not in handler.context.names
+    assert "c3" not in {change.other for change in handler.context.changes(handler.drift).values()}
 
 
 def test_after_a_swap_clients_belong_with_those_whose_data_they_have() -> None:
@@ -220,7 +220,7 @@ def test_after_a_swap_clients_belong_with_those_whose_data_they_have() -> None:
     data = told(drift, 3, about)
     assert after == {c: truth[data[c].removeprefix("data of ")] for c in NAMED}
     renamed = groups_after(Rename(at=3), truth, 3, around(classes=2)) or {}
-    assert {c for c in NAMED if renamed[c] >= 5} == set(about.turns(drift))
+    assert {c for c in NAMED if renamed[c] >= 5} == set(about.changes(drift))
     assert {c: g % 5 for c, g in renamed.items()} == truth
     assert groups_after(lambda client, data, round, around: data, truth, 3, about) is None
 

@@ -44,8 +44,8 @@ class Heard(Fleet):
         extras = {"items": np.array([0, 2])} if {r.do for r in requests.values()} == {"rows"} else {}
         return Answers({c: Reply({}, extras, n=1) for c in sorted(requests)}, {})
 
-    def make_asynchronous(self, buffer: int, at_once: int) -> None:
-        self.heard.add("make_asynchronous")
+    def stagger(self, buffer: int, at_once: int) -> None:
+        self.heard.add("stagger")
 
     def awaited(self) -> frozenset[str]:
         self.heard.add("awaited")
@@ -109,7 +109,7 @@ def test_a_wrapper_passes_on_all_a_fleet_may_do() -> None:
         "heads",
         "close",
     }
-    assert known | {"is_remote", "make_asynchronous", "awaited"} == set(HOOKS)
+    assert known | {"is_remote", "stagger", "awaited"} == set(HOOKS)
 
 
 @pytest.mark.parametrize("names", [*((n,) for n in WRAPPERS), *permutations(WRAPPERS, 2)], ids="-".join)
@@ -137,7 +137,7 @@ def test_every_hook_arrives_through_every_pair_of_wrappers(names: tuple[str, ...
     assert fleet.heads() == {"ana": {"seq": 1}}
     fleet.close()
     if "timed" in names or "sliced" in names:  # a clock sees to it by itself, and rows are not sent so
-        inner.make_asynchronous(1, 1)
+        inner.stagger(1, 1)
     else:
-        fleet.make_asynchronous(1, 1)
+        fleet.stagger(1, 1)
     assert inner.heard == set(HOOKS)

@@ -1,1 +1,1 @@
-"""Who carries requests: in this process, over Flower, and the wrappers around either."""
+"""Simulated clients in this process, and wrappers that simulate their devices, availability, delays and drift."""

@@ -1,7 +1,7 @@
-"""Clients that answer when they can: a round is made of the replies that are in, and the others go on.
+"""Asynchronous rounds: the server aggregates the replies that have arrived, and the other clients go on training.
 
-A reply is `staleness` models old: so many were made since its client began. For methods that join updates it is carried
-over to the current model, x + (x_k - x_start), so that any of them, and any filter, takes it for one of this round.
+A reply's `staleness` is the number of models made since its client began. For methods that aggregate updates it is
+rebased to the current model, x + (x_k - x_start), so that any aggregator and any filter can treat it as a fresh one.
 """
 
 import json
@@ -25,52 +25,60 @@ STALENESS = "staleness"
 
 
 class AsynchronousFleet(Wrapper):
-    """A fleet that makes no round wait for all: of `at_once` clients at work it takes the first `buffer` replies.
+    """A fleet whose rounds end with the first `buffer` replies of the `at_once` clients that are training.
 
-    Who is at work cannot be selected. With `rebases` False replies stay the models they are. What clients began with is
-    kept in the run's memory if `keeps`: a simulation goes on in the middle, other parties are asked anew.
+    Clients that are training cannot be selected. With `rebases` False replies stay the models they are. The models that
+    clients began with are kept in the run's memory if `keeps`: a simulation resumes with them, but remote clients of a
+    resumed run are asked again.
     """
 
     def __init__(
         self, fleet: Fleet, run: Run, buffer: int, at_once: int, *, rebases: bool = True, keeps: bool = True
     ) -> None:
         super().__init__(fleet)
-        self.run, self.buffer, self.at_once, self.rebases, self.keeps = run, buffer, at_once, rebases, keeps
+        self.run = run
+        self.buffer = buffer
+        self.at_once = at_once
+        self.rebases = rebases
+        self.keeps = keeps
         fleet.stagger(buffer, at_once)
         awaited = fleet.awaited()
-        self._began = {c: n for c, n in read_began(run.memory).items() if c in awaited}  # with which model each did
+        self._began = {c: n for c, n in read_began(run.memory).items() if c in awaited}  # the model each began with
         self._models = {n: read_model(run.memory, n) for n in set(self._began.values())}
         self._seen: tuple[list[ClientId], frozenset[ClientId]] = [], frozenset()
         self._all: list[ClientId] = []
 
     def clients(self) -> list[ClientId]:
-        """Who is there or at work; `declare` says who is at work. A new list whenever either changed."""
-        here, awaited = self.fleet.clients(), self.fleet.awaited()
+        """All clients that are present or training; a new list whenever either changed."""
+        here = self.fleet.clients()
+        awaited = self.fleet.awaited()
         if here is not self._seen[0] or awaited != self._seen[1]:
-            self._seen, self._all = (here, awaited), sorted({*here, *awaited})
+            self._seen = here, awaited
+            self._all = sorted({*here, *awaited})
         return self._all
 
     def declare(self, roster: Roster) -> None:
-        """Nobody who is at work is there to be selected."""
+        """Mark the clients that are training as absent, so that they are not selected."""
         self.fleet.declare(roster)
         roster.present[[roster.row(c) for c in self.fleet.awaited()]] = False
 
     def room(self) -> int:
-        """How many clients a round may set to work: those who begin at once, and those who follow the first replies.
+        """How many clients may be selected: those that begin at once, and those that follow the first replies.
 
-        When the last reply of the round is in, a model is made, and the next one begins with that.
+        The last reply of a round completes a model; the client that follows it begins in the next round, with that.
         """
         return max(0, self.at_once - len(self.fleet.awaited())) + self.buffer - 1
 
     def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
-        """Set clients to work, in an order by lot, and return what is in next, each reply with its staleness."""
+        """Let clients begin in a random order, and return the replies that arrive next, each with its staleness."""
         if any(request.do != "train" for request in requests.values()):
             return self.fleet.ask(requests)
-        now, names = self.run.round, sorted(requests)
-        turns = rng(self.run.seed, now + 1, "turns").permutation(len(names))
+        now = self.run.round
+        names = sorted(requests)
+        order = rng(self.run.seed, now + 1, "turns").permutation(len(names))
         self._began |= dict.fromkeys(names, now)
         self._models |= {now: next(iter(requests.values())).arrays} if requests else {}
-        answers = self.fleet.ask({names[i]: requests[names[i]] for i in turns})
+        answers = self.fleet.ask({names[i]: requests[names[i]] for i in order})
         replies = {c: self._dated(c, reply) for c, reply in answers.replies.items()}
         awaited = self.fleet.awaited()
         self._began = {c: n for c, n in self._began.items() if c in awaited}
@@ -81,9 +89,10 @@ class AsynchronousFleet(Wrapper):
         return replace(answers, replies=replies)
 
     def _dated(self, client: ClientId, reply: Reply) -> Reply:
-        """A reply with its staleness, carried over to the current model; what is wrong with it is for others to say."""
+        """A reply with its staleness, rebased to the current model; an invalid one is left for validation to reject."""
         began = self._began.get(client, self.run.round)
-        start, staleness = self._models.get(began, self.run.arrays), self.run.round - began
+        start = self._models.get(began, self.run.arrays)
+        staleness = self.run.round - began
         if fault(start, reply) is not None:
             return reply
         arrays = rebase(start, reply.arrays, self.run.arrays) if staleness and self.rebases else reply.arrays
@@ -91,24 +100,25 @@ class AsynchronousFleet(Wrapper):
 
 
 class RefillingSelector:
-    """So many clients as there is room for, chosen as the selector that `make` gives for that number does."""
+    """Selects as many clients as there is room for, with the selector that `make(count)` builds."""
 
     may_be_empty = True
 
     def __init__(self, make: Callable[[int], AnySelector], fleet: AsynchronousFleet) -> None:
-        self.make, self.fleet = make, fleet
+        self.make = make
+        self.fleet = fleet
         self.needs = as_selector(make(1)).needs
 
     def __repr__(self) -> str:
         return repr(self.make(self.fleet.at_once))
 
     def probes(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
-        """Whom the selector wants to hear of first, if anybody can begin at all."""
+        """The clients that the selector wants probed first, if there is room for any."""
         chosen = self._selector(roster)
         return chosen.probes(roster, round, rng) if chosen is not None else []
 
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator, *memory: Arrays) -> list[ClientId]:
-        """Who begins in this round."""
+        """The clients that begin in this round."""
         chosen = self._selector(roster)
         return chosen(roster, round, rng, *memory) if chosen is not None else []
 
@@ -118,11 +128,12 @@ class RefillingSelector:
 
 
 def rebase(start: Arrays, end: Arrays, current: Arrays) -> Arrays:
-    """x + (x_k - x_start) name by name in float64; whole numbers are counted on, and what is true or false is taken."""
+    """x + (x_k - x_start) name by name in float64; integers are added up, and booleans are taken as they are."""
     end = to_dense(start, end)
 
     def move(name: str, x: Array) -> Array:
-        kind, theirs = x.dtype.kind, np.asarray(end[name])
+        kind = x.dtype.kind
+        theirs = np.asarray(end[name])
         if kind == "b":
             return theirs
         if kind in "iu":
@@ -134,13 +145,13 @@ def rebase(start: Arrays, end: Arrays, current: Arrays) -> Arrays:
 
 
 def write_began(began: Mapping[ClientId, int], models: Mapping[int, Arrays]) -> Arrays:
-    """Who began with which model, and these models, as arrays for the run's memory."""
+    """The number of the model each client began with, and these models, as arrays for the run's memory."""
     out = {f"{PREFIX}{n}.{k}": v for n, model in models.items() for k, v in model.items()}
     return out | {BEGAN: np.frombuffer(json.dumps(dict(began)).encode(), np.uint8)}
 
 
 def read_began(memory: Arrays) -> dict[ClientId, int]:
-    """Who began with which model, as `write_began` put it there."""
+    """The number of the model each client began with, as `write_began` stored it."""
     return dict(json.loads(memory[BEGAN].tobytes())) if BEGAN in memory else {}
 
 

@@ -1,7 +1,7 @@
-"""Clients that come and go: who of a simulated population is there in a round, by chance or by a schedule.
+"""Availability: which clients of a simulated population are present in a round, at random or by a schedule.
 
-An availability is called as `(names, time, before, seed) -> mask` with the mask of the time before (None at first).
-Every round takes one step of time; if nobody is there, the server waits, step by step, until somebody comes.
+An availability is called as `(names, time, before, seed) -> mask` with the mask of the previous time (None at first).
+Every round takes one time step; while no client is present, the server waits, step by step, until one is.
 """
 
 # ruff: noqa: D102  # `__call__` is what the class says it is
@@ -25,7 +25,7 @@ log = logging.getLogger("mutirao")
 Mask = npt.NDArray[np.bool_]
 Availability = Callable[[Sequence[ClientId], int, Mask | None, int], Mask]
 MEMORY, CLOCK, LOOKED = "available.present", "available.time", "available.looked"
-LONGEST = 1000  # steps of time the server waits for somebody
+LONGEST = 1000  # time steps that the server waits for a client
 
 
 def always(names: Sequence[ClientId], time: int, before: Mask | None, seed: int) -> Mask:
@@ -88,7 +88,7 @@ class Daily:
 
 @dataclass(frozen=True)
 class Schedule:
-    r"""By a CSV file: lines of `client,from,until`, both included; clients that it does not list are always available.
+    r"""By a CSV file with the columns `client,from,until`, both included; clients not in it are always available.
 
     >>> _ = Path("who.csv").write_text("client,from,until\nana,1,2\n")
     >>> [Schedule("who.csv")(["ana", "bia"], time, None, seed=0).tolist() for time in (2, 3)]
@@ -108,7 +108,7 @@ NAMES = {"always": always, "markov": Markov, "daily": Daily, "schedule": Schedul
 
 
 def read_schedule(file: str) -> dict[ClientId, list[tuple[int, int]]]:
-    """The times at which each client of a schedule is there."""
+    """The times at which each client of a schedule is present."""
     found: dict[ClientId, list[tuple[int, int]]] = {}
     rows = read_csv(Path(file).expanduser())
     try:
@@ -120,19 +120,19 @@ def read_schedule(file: str) -> dict[ClientId, list[tuple[int, int]]]:
 
 
 def check_names(file: str, named: Collection[ClientId], clients: Sequence[ClientId]) -> None:
-    """Refuse a schedule of nobody who is here, and say whom it names besides: they may have been left out, or come."""
+    """Refuse a schedule that names none of the clients; warn of unknown names, which may join later or be excluded."""
     others = sorted(set(named) - set(clients))
     few = ", ".join(others[:5]) + (", ..." if len(others) > 5 else "")
     if others and len(others) == len(named):
         raise ConfigError(f"available.file: {file} names {few}, but clients are called {', '.join(clients[:3])}, ...")
     if others:
-        log.warning("%s names %s, of whom there is no client", file, few)
+        log.warning("%s names %s, but there are no such clients", file, few)
 
 
 def next_available(
     available: Availability, names: Sequence[ClientId], time: int, before: Mask | None, seed: int
 ) -> tuple[Mask, int]:
-    """Who is there at the first time, from `time` on, at which anybody is; and that time."""
+    """The clients present at the first time, from `time` on, at which any is; and that time."""
     for now in range(time, time + LONGEST):
         before = available(names, now, before, seed)
         if before.any():
@@ -141,7 +141,7 @@ def next_available(
 
 
 class Churn(Wrapper):
-    """A fleet with clients that are away at times, as `available` says; mask and time are in the run's memory.
+    """A fleet whose clients are absent at times, as `available` says; mask and time are kept in the run's memory.
 
     >>> import numpy as np
     >>> from mutirao import LocalFleet, Reply
@@ -154,24 +154,28 @@ class Churn(Wrapper):
 
     def __init__(self, fleet: Fleet, available: Availability, run: Run) -> None:
         super().__init__(fleet)
-        self.available, self.run = available, run
-        self._round, self._all, self._here = -1, list[ClientId](), list[ClientId]()
-        self._counts: dict[int, tuple[int, int]] = {}  # by round: who were there, and how long nobody was
+        self.available = available
+        self.run = run
+        self._round = -1
+        self._all: list[ClientId] = []
+        self._here: list[ClientId] = []
+        self._counts: dict[int, tuple[int, int]] = {}  # by round: clients present, and time steps waited for them
 
     def clients(self) -> list[ClientId]:
-        """Who is there in the round being made; the same list as long as it is being made."""
-        names, number = self.fleet.clients(), self.run.round + 1
+        """The clients present in the current round; the same list object throughout the round."""
+        names = self.fleet.clients()
+        number = self.run.round + 1
         if number != self._round or names is not self._all:
             mask, waited = self._look(names, number)
-            self._round, self._all = number, names
+            self._round = number
+            self._all = names
             self._here = [names[i] for i in np.flatnonzero(mask)]
-            self._counts = {n: c for n, c in self._counts.items() if n == number - 1} | {
-                number: (len(self._here), waited)
-            }
+            self._counts = {n: c for n, c in self._counts.items() if n == number - 1}  # its record may still be due
+            self._counts[number] = len(self._here), waited
         return self._here
 
     def _look(self, names: Sequence[ClientId], number: int) -> tuple[Mask, int]:
-        """Who is there in a round, and how long nobody was; a round that was looked at before it was saved stays so."""
+        """The mask of a round and the time steps waited for it; resuming does not sample it again."""
         memory = self.run.memory
         before = memory.get(MEMORY)
         known = None if before is None or len(before) != len(names) else before.astype(np.bool_)
@@ -184,7 +188,7 @@ class Churn(Wrapper):
         return mask, time - next_time
 
     def record(self, done: Round) -> None:
-        """Add to the record of a round how many were there, and how long the server waited for somebody."""
+        """Add to the record of a round how many clients were present, and how long it waited."""
         available, waited = self._counts.get(int(done.row.get("round", self._round)), (len(self._here), 0))
         done.row.update(available=available, waited=waited)
         self.fleet.record(done)

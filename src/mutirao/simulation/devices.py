@@ -1,6 +1,6 @@
-"""Whose devices clients are: how quickly each trains, sends and receives, what that takes, and how often it is lost.
+"""Simulated devices of clients: speed, bandwidth, power and dropout of each.
 
-Nothing here is measured; `simulation/clock.py` makes a clock of it.
+Nothing here is measured; `simulation/clock.py` derives the times of rounds from it.
 """
 
 # ruff: noqa: D102  # `__call__` is what the class says it is
@@ -21,7 +21,7 @@ from mutirao.io import read_csv
 Floats = npt.NDArray[np.float64]
 MBIT = 1e6 / 8  # bytes
 # Of FedCS's cell, as published: samples a second of its slowest and fastest phones, Mbit/s of its links on average and
-# at most. Whoever has other devices lists them in a file (`devices=table`).
+# at most. Other devices can be listed in a file (`devices=table`).
 SLOWEST = 10.0
 FASTEST = 100.0
 MEAN_MBITS = 1.4
@@ -30,7 +30,7 @@ MOST_MBITS = 8.6
 
 @dataclass(frozen=True)
 class Devices:
-    """A column a property, a row a client.
+    """One array for each property, with one entry for each client.
 
     >>> devices = FedCSDevices()(["ana", "bia", "caio"], np.random.default_rng(0))
     >>> devices.speed.round()  # samples a second
@@ -42,14 +42,14 @@ class Devices:
     up: Floats
     watts: Floats
     radio_watts: Floats
-    dropout: Floats  # probability that a client that is asked is never heard of again in that round
+    dropout: Floats  # probability that a client does not reply in a round
 
 
-Draw = Callable[[Sequence[ClientId], np.random.Generator], Devices]
+SampleDevices = Callable[[Sequence[ClientId], np.random.Generator], Devices]
 
 
 class DeviceModel(Protocol):
-    """Draws the devices of clients, and says how long a round waits for whom."""
+    """Samples the devices of clients, and defines how long a round waits for them."""
 
     @property
     def deadline(self) -> float:
@@ -63,7 +63,7 @@ class DeviceModel(Protocol):
 
     @property
     def overcommit(self) -> float:
-        """How many times more clients are asked to train than are wanted, whose replies are the first."""
+        """How many times more clients are asked than are needed; the first replies make the round."""
         return 1.0
 
     def __call__(self, names: Sequence[ClientId], rng: np.random.Generator) -> Devices:
@@ -77,16 +77,17 @@ def none(names: Sequence[ClientId], rng: np.random.Generator) -> Devices:
     >>> none(["ana", "bia"], np.random.default_rng(0)).speed
     array([inf, inf])
     """
-    at_once, nothing = np.full(len(names), np.inf), np.zeros(len(names))
-    return Devices(at_once, at_once, at_once, nothing, nothing, nothing)
+    fast = np.full(len(names), np.inf)
+    free = np.zeros(len(names))
+    return Devices(fast, fast, fast, free, free, free)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated:
-    """What simulated devices have in common, whatever their speeds are.
+    """Settings that all simulated devices share.
 
-    With `overcommit` (1 to 2; FedScale and production: 1.3) so many times more clients are asked than `per_round`, and
-    the first `per_round` replies make the round: Bonawitz et al., "Towards Federated Learning at Scale", MLSys 2019.
+    With `overcommit` (1 to 2; FedScale and production: 1.3) that many times `per_round` clients are asked, and the
+    first `per_round` replies make the round: Bonawitz et al., "Towards Federated Learning at Scale", MLSys 2019.
     """
 
     overcommit: float = 1.0
@@ -130,7 +131,7 @@ class FedCSDevices(Simulated):
 class TiFLDevices(Simulated):
     """Five equal groups of clients with 4, 2, 1, 1/2 and 1/10 of a core, as in TiFL's experiments on CIFAR-10.
 
-    Chai et al., "TiFL: A Tier-based Federated Learning System", HPDC 2020. What a core and a link can do is ours.
+    Chai et al., "TiFL: A Tier-based Federated Learning System", HPDC 2020. The speeds of core and link are our choice.
 
     >>> devices = TiFLDevices(speed=50.0)([f"c{i}" for i in range(10)], np.random.default_rng(0))
     >>> sorted(devices.speed.tolist())
@@ -143,16 +144,18 @@ class TiFLDevices(Simulated):
     def __call__(self, names: Sequence[ClientId], rng: np.random.Generator) -> Devices:
         n = len(names)
         cores = rng.permutation(np.resize([4.0, 2.0, 1.0, 0.5, 0.1], n))
-        link, rest = np.full(n, self.mbits * MBIT), (self.radio_watts, self.dropout)
-        return Devices(cores * self.speed, link, link, self.watts * cores, *(np.full(n, x) for x in rest))
+        link = np.full(n, self.mbits * MBIT)
+        radio_watts = np.full(n, self.radio_watts)
+        dropout = np.full(n, self.dropout)
+        return Devices(cores * self.speed, link, link, self.watts * cores, radio_watts, dropout)
 
 
 @dataclass(frozen=True)
 class DeviceTable:
-    r"""From a CSV file with a line a client: `client,speed,down,up,watts,radio_watts,dropout`.
+    r"""From a CSV file with one line for each client: `client,speed,down,up,watts,radio_watts,dropout`.
 
-    Speed in samples a second, links in Mbit/s. Only the first four columns must be there; a client that is not in the
-    file gets a line of the file by lot.
+    Speed in samples a second, links in Mbit/s. Only the first four columns are required; a client that is not
+    in the file gets a random line of it.
 
     >>> from pathlib import Path
     >>> _ = Path("phones.csv").write_text("client,speed,down,up\nana,50,20,5\nbia,10,4,1\n")
@@ -180,14 +183,14 @@ NAMES = {"none": none, "fedcs": FedCSDevices, "tifl": TiFLDevices, "table": Devi
 def rows_by_name(
     names: Sequence[ClientId], known: Sequence[ClientId], rng: np.random.Generator
 ) -> npt.NDArray[np.intp]:
-    """The row of each client among those of a file, or one by lot."""
+    """The row of each client in a file, or a random one."""
     place = {c: i for i, c in enumerate(known)}
-    lot = rng.integers(0, len(known), len(names))
-    return np.array([place.get(c, i) for c, i in zip(names, lot.tolist(), strict=True)], np.intp)
+    spare = rng.integers(0, len(known), len(names))
+    return np.array([place.get(c, i) for c, i in zip(names, spare.tolist(), strict=True)], np.intp)
 
 
 def check(model: Simulated | DeviceTable) -> None:
-    """Refuse negative figures, and speeds of nought."""
+    """Refuse negative figures and speeds of zero."""
     for f in fields(model):
         value = getattr(model, f.name)
         if f.name == "dropout" and not 0 <= value < 1:

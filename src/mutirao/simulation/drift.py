@@ -1,8 +1,8 @@
-"""Drift: clients of a simulation whose data change while training goes on, all at once or one after the other.
+"""Drift: simulated clients whose data change during training, all at once or one after the other.
 
-A drift is called as `(client, data, round, around) -> data`, with the data that the client began with and the number of
-the round, so that it depends on nothing that happened before: a run that is resumed meets the same data. What it needs
-of the others is in `around`. The test data of a client change with those it trains on; a common test set does not.
+A drift is called as `(client, data, round, context) -> data`, with the data that the client began with and the round.
+It depends on nothing that happened before, so that a resumed run has the same data. `context` has what it
+needs of other clients. A client's test data change with its training data; a common test set does not.
 """
 
 # ruff: noqa: D102  # `__call__` is what the class says it is
@@ -20,11 +20,11 @@ from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
 
-NOW = "now"  # under which a request tells the round, where it is not one of training
+NOW = "now"  # the round in the configuration of a request that is not one of training
 
 
 class DataChange(NamedTuple):
-    """From which round a client has other data, and whose they would be."""
+    """The round from which a client has other data, and the client it would get them from."""
 
     round: int
     other: ClientId
@@ -32,7 +32,7 @@ class DataChange(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DriftContext:
-    """What a drift may look at: all clients by name, the seed, and how many classes there are, if there are any."""
+    """What a drift may use: all clients by name, the seed, and the number of classes, if there are any."""
 
     population: Mapping[ClientId, Any]
     seed: int
@@ -44,20 +44,20 @@ class DriftContext:
         return sorted(self.population)
 
     @cached_property
-    def _turns(self) -> dict["PartialDrift", dict[ClientId, DataChange]]:
+    def _changes(self) -> dict["PartialDrift", dict[ClientId, DataChange]]:
         return {}
 
-    def turns(self, drift: "PartialDrift") -> dict[ClientId, DataChange]:
-        """Whose data change, and when: found once."""
-        if drift not in self._turns:
-            self._turns[drift] = drift.turns(self.names, self.seed)
-        return self._turns[drift]
+    def changes(self, drift: "PartialDrift") -> dict[ClientId, DataChange]:
+        """The clients whose data change, and when; computed once."""
+        if drift not in self._changes:
+            self._changes[drift] = drift.changes(self.names, self.seed)
+        return self._changes[drift]
 
 
 Drift = Callable[[ClientId, Any, int, DriftContext], Any]
 
 
-def none(client: ClientId, data: Any, round: int, around: DriftContext) -> Any:
+def none(client: ClientId, data: Any, round: int, context: DriftContext) -> Any:
     """Data that do not change.
 
     >>> none("ana", "her data", 50, DriftContext({}, seed=0))
@@ -68,7 +68,7 @@ def none(client: ClientId, data: Any, round: int, around: DriftContext) -> Any:
 
 @dataclass(frozen=True)
 class PartialDrift:
-    """A `share` of the clients, drawn, whose data change at round `at`, or one by one over the `over` rounds from it.
+    """A random `share` of the clients changes data at round `at`, or one by one over the `over` rounds from it.
 
     Of m such clients the j-th (j = 0, 1, ...) changes at round at + floor(j over / m).
     """
@@ -81,49 +81,52 @@ class PartialDrift:
         if not (self.at >= 1 and 0 <= self.share <= 1 and self.over >= 1):
             raise ValueError("at and over must be at least 1, and share between 0 and 1")
 
-    def turns(self, names: list[ClientId], seed: int) -> dict[ClientId, DataChange]:
-        """When each of those clients changes, and who comes after it: the first after the last."""
-        many = round(self.share * len(names))
-        who = [names[i] for i in rng(seed, 0, "drift").permutation(len(names))[:many]]
-        return {c: DataChange(self.at + j * self.over // many, who[(j + 1) % many]) for j, c in enumerate(who)}
+    def changes(self, names: list[ClientId], seed: int) -> dict[ClientId, DataChange]:
+        """When each of these clients changes, and the next client, the first coming after the last."""
+        count = round(self.share * len(names))
+        sampled = [names[i] for i in rng(seed, 0, "drift").permutation(len(names))[:count]]
+        changes = {}
+        for j, client in enumerate(sampled):
+            changes[client] = DataChange(self.at + j * self.over // count, sampled[(j + 1) % count])
+        return changes
 
-    def has_turned(self, client: ClientId, round: int, around: DriftContext) -> bool:
+    def has_changed(self, client: ClientId, round: int, context: DriftContext) -> bool:
         """Whether the client has other data by then."""
-        turn = around.turns(self).get(client)
-        return turn is not None and round >= turn.round
+        change = context.changes(self).get(client)
+        return change is not None and round >= change.round
 
 
 @dataclass(frozen=True)
 class Swap(PartialDrift):
-    """Clients get each other's data: each of the drawn clients gets what the next one started with.
+    """Clients swap data: each of the sampled clients gets the data that the next one started with.
 
-    >>> around = DriftContext({"ana": "a", "bia": "b", "caio": "c", "davi": "d"}, seed=0)
-    >>> [Swap(share=1.0, at=10)("ana", "a", round, around) for round in (9, 10)]  # from round 10 on another's data
+    >>> context = DriftContext({"ana": "a", "bia": "b", "caio": "c", "davi": "d"}, seed=0)
+    >>> [Swap(share=1.0, at=10)("ana", "a", round, context) for round in (9, 10)]  # from round 10 on another's data
     ['a', 'd']
     """
 
-    def __call__(self, client: ClientId, data: Any, round: int, around: DriftContext) -> Any:
-        if not self.has_turned(client, round, around):
+    def __call__(self, client: ClientId, data: Any, round: int, context: DriftContext) -> Any:
+        if not self.has_changed(client, round, context):
             return data
-        return around.population[around.turns(self)[client].other]
+        return context.population[context.changes(self)[client].other]
 
 
 @dataclass(frozen=True)
 class Rename(PartialDrift):
-    """All class labels of a client are permuted, for each client in the same way: concept drift.
+    """All class labels of a client are permuted, in the same way for each client: concept drift.
 
     >>> import torch
     >>> from mutirao import Samples
     >>> data = {"ana": Samples(torch.zeros(3, 1), torch.tensor([0, 1, 2]))}
-    >>> around = DriftContext(data, seed=0, classes=3)
-    >>> [Rename(share=1.0, at=10)("ana", data["ana"], round, around).y.tolist() for round in (9, 10)]
+    >>> context = DriftContext(data, seed=0, classes=3)
+    >>> [Rename(share=1.0, at=10)("ana", data["ana"], round, context).y.tolist() for round in (9, 10)]
     [[0, 1, 2], [2, 0, 1]]
     """
 
-    def __call__(self, client: ClientId, data: Any, round: int, around: DriftContext) -> Any:
-        if not self.has_turned(client, round, around):
+    def __call__(self, client: ClientId, data: Any, round: int, context: DriftContext) -> Any:
+        if not self.has_changed(client, round, context):
             return data
-        return relabel(data, new_labels(around.classes or 0, around.seed))
+        return relabel(data, new_labels(context.classes or 0, context.seed))
 
 
 NAMES: dict[str, Any] = {"none": none, "swap": Swap, "rename": Rename}
@@ -131,7 +134,7 @@ NAMES: dict[str, Any] = {"none": none, "swap": Swap, "rename": Rename}
 
 @lru_cache(maxsize=8)
 def new_labels(classes: int, seed: int) -> tuple[int, ...]:
-    """What each class is called after the drift: the next in an order drawn, so that none keeps its name."""
+    """The label of each class after the drift: the next in a random order, so that none stays the same."""
     order = rng(seed, 0, "drift names").permutation(classes)
     out = np.empty(classes, np.int64)
     out[order] = np.roll(order, -1)
@@ -139,7 +142,7 @@ def new_labels(classes: int, seed: int) -> tuple[int, ...]:
 
 
 def relabel(data: Any, names: tuple[int, ...]) -> Any:
-    """Samples, or those a client trains on and judges by, with their classes renamed."""
+    """Samples, or a client's training and test samples, with their classes relabelled."""
     from mutirao.training.samples import ClientData, Samples  # late: it brings torch
 
     if isinstance(data, ClientData):
@@ -149,45 +152,53 @@ def relabel(data: Any, names: tuple[int, ...]) -> Any:
 
 @lru_cache(maxsize=8)
 def relabelled(y: Any, names: tuple[int, ...]) -> Any:
-    """Labels by their new names; made once for a storage that clients share."""
+    """The new labels; computed once for a storage that clients share."""
     import torch
 
     return torch.tensor(names)[y]
 
 
-def check_drift(drift: Drift, around: DriftContext) -> None:
-    """Refuse a drift that these clients cannot have, before the first round."""
+def check_drift(drift: Drift, context: DriftContext) -> None:
+    """Refuse a drift that is not possible for these clients, before the first round."""
     if not isinstance(drift, Swap | Rename):
         return
-    if len(turns := around.turns(drift)) < (2 if isinstance(drift, Swap) else 1):
-        least = "two have to change places" if isinstance(drift, Swap) else "nobody would change"
-        raise ConfigError(f"drift.share: {drift.share:g} of {len(around.names)} clients is {len(turns)}; {least}")
+    count = len(context.changes(drift))
+    needed = 2 if isinstance(drift, Swap) else 1
+    if count < needed:
+        share = f"{drift.share:g} of {len(context.names)} clients is {count}"
+        raise ConfigError(f"drift.share: {share}, and this drift needs at least {needed}")
     if isinstance(drift, Rename):
         from mutirao.training.measurements import is_classes
         from mutirao.training.samples import ClientData, Samples
 
-        first = around.population[around.names[0]]
-        if not around.classes or not isinstance(first, Samples | ClientData) or not is_classes(Samples.of(first).y):
+        first = context.population[context.names[0]]
+        if not context.classes or not isinstance(first, Samples | ClientData) or not is_classes(Samples.of(first).y):
             raise ConfigError("drift=rename: the clients of this task have no samples with classes; use swap")
 
 
 class DriftHandler:
-    """A handler whose clients have the data of the round that they are asked in."""
+    """A handler whose clients have the data of the current round."""
 
-    def __init__(self, handler: AnyHandler, drift: Drift, around: DriftContext) -> None:
-        self.handler, self.drift, self.around = as_handler(handler), drift, around
-        self.provides, self.private, self.check = self.handler.provides, self.handler.private, self.handler.check
-        self.schedule, self.agreed, self.agree = self.handler.schedule, self.handler.agreed, self.handler.agree
+    def __init__(self, handler: AnyHandler, drift: Drift, context: DriftContext) -> None:
+        self.handler = as_handler(handler)
+        self.drift = drift
+        self.context = context
+        self.provides = self.handler.provides
+        self.private = self.handler.private
+        self.check = self.handler.check
+        self.schedule = self.handler.schedule
+        self.agreed = self.handler.agreed
+        self.agree = self.handler.agree
         self.many = None if self.handler.many is None else self._many
 
     def __call__(self, request: Request, site: Site) -> Reply:
-        """The answer with the data of that round; what the client keeps is kept."""
+        """The reply, computed with the data of the current round; the client's state is unchanged by drift."""
         return self.handler(undated(request), self._site(request, site))
 
     def _many(self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]) -> dict[ClientId, Any]:
         many = self.handler.many
         assert many is not None
-        plain: dict[int, Request] = {}  # most clients of a round have one request, and so it stays
+        plain: dict[int, Request] = {}  # clients that share one request go on sharing it
         for request in requests.values():
             plain.setdefault(id(request), undated(request))
         own = {c: self._site(requests[c], sites[c]) for c in requests}
@@ -196,53 +207,54 @@ class DriftHandler:
 
     def _site(self, request: Request, site: Site) -> Site:
         now = int(request.config.get(NOW, request.config.get("round", 0)))
-        return replace(site, data=self.drift(site.id, site.data, now, self.around))  # the very same state
+        return replace(site, data=self.drift(site.id, site.data, now, self.context))
 
 
 def undated(request: Request) -> Request:
-    """The request as the handler inside knows it."""
+    """The request without the round that this module added."""
     if NOW not in request.config:
         return request
     return replace(request, config={k: v for k, v in request.config.items() if k != NOW})
 
 
 class DriftFleet(Wrapper):
-    """A fleet whose clients are told the round also where a request is not of one, such as a warm-up."""
+    """A fleet that adds the current round to requests that do not have it, such as a warm-up."""
 
     def __init__(self, fleet: Fleet, drift: Drift, run: Run) -> None:
         super().__init__(fleet)
         if fleet.is_remote():
-            raise ConfigError("drift: it is a simulation's, and these clients are other parties with data of their own")
-        self.drift, self.run = drift, run
-        self.around = DriftContext(dict.fromkeys(fleet.clients()), run.seed)
+            raise ConfigError("drift: only simulated clients can drift, and these are remote; use drift=none")
+        self.drift = drift
+        self.run = run
+        self.context = DriftContext(dict.fromkeys(fleet.clients()), run.seed)
 
     def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
-        """Ask with the round being made told to those whose request does not say it."""
+        """Ask, with the current round in the requests that lack it."""
         dated: dict[int, Request] = {}
         for request in requests.values():
-            if id(request) not in dated:
-                says = bool(request.config.get("round", 0))
-                config = {**request.config, **({} if says else {NOW: self.run.round + 1})}
-                dated[id(request)] = request if says else replace(request, config=config)
+            if request.config.get("round", 0):
+                dated[id(request)] = request
+            elif id(request) not in dated:
+                dated[id(request)] = replace(request, config={**request.config, NOW: self.run.round + 1})
         return self.fleet.ask({c: dated[id(r)] for c, r in requests.items()})
 
     def record(self, done: Round) -> None:
-        """Add to the record of a round how many clients have other data than they began with."""
+        """Add to the record of a round how many clients have other data than at the start."""
         if isinstance(self.drift, PartialDrift):
-            turns = self.around.turns(self.drift).values()
-            done.row["drifted"] = sum(turn.round <= self.run.round for turn in turns)
+            changes = self.context.changes(self.drift).values()
+            done.row["drifted"] = sum(change.round <= self.run.round for change in changes)
         self.fleet.record(done)
 
 
 def groups_after(
-    drift: Drift, truth: Mapping[ClientId, int], round: int, around: DriftContext
+    drift: Drift, truth: Mapping[ClientId, int], round: int, context: DriftContext
 ) -> dict[ClientId, int] | None:
-    """Which clients are alike by then, given who was at first; None if the drift does not tell."""
+    """The true group of each client in that round, given the first ones; None if the drift does not define it."""
     if drift is none:
         return dict(truth)
     if not isinstance(drift, Swap | Rename):
         return None
-    turned = {c for c in truth if c in around.turns(drift) and drift.has_turned(c, round, around)}
+    changed = {c for c in truth if c in context.changes(drift) and drift.has_changed(c, round, context)}
     if isinstance(drift, Swap):
-        return {c: truth[around.turns(drift)[c].other if c in turned else c] for c in truth}
-    return {c: g + (1 + max(truth.values()) if c in turned else 0) for c, g in truth.items()}
+        return {c: truth[context.changes(drift)[c].other if c in changed else c] for c in truth}
+    return {c: g + (1 + max(truth.values()) if c in changed else 0) for c, g in truth.items()}

@@ -20,17 +20,17 @@ from mutirao.simulation.client_states import ClientStates
 
 log = logging.getLogger("mutirao")
 
-ANSWER = (Reply, Failure)  # made once: there is a look at every client of every round
-Outcome = tuple[Reply | Failure, Arrays]  # what came of a request, and the site's state after it
+ANSWER = (Reply, Failure)  # made once, because every client of every round is checked
+Outcome = tuple[Reply | Failure, Arrays]  # the outcome of a request, and the site's state after it
 
 
 class LocalFleet(Fleet):
     """Clients are calls of `handler` on the data of `population`; a handler with `.many` gets them all at once.
 
-    `population` maps names to data and may make the data on access. With `timeout`, clients are asked one by one, and
+    `population` maps names to data and may create the data on access. With `timeout`, clients are asked one by one, and
     one that takes longer than so many seconds is late: the round goes on without it. A site keeps its state only if
-    its reply arrived, as over a network. Whoever runs torch in a handler has one thread of it.
-    Without `copies` a client gets the very arrays of its request: for one whose request is nobody else's.
+    its reply arrived, as over a network. Handlers run with one torch thread.
+    Without `copies` a client gets the arrays of its request themselves: for requests that no other client shares.
 
     >>> fleet = LocalFleet(lambda request, site: Reply({}, n=site.data), {"bia": 20, "ana": 10})
     >>> fleet.clients(), fleet.ask({"bia": Request("train", {})}).replies["bia"].n
@@ -47,7 +47,8 @@ class LocalFleet(Fleet):
     ) -> None:
         self.handler = as_handler(handler)
         self.population = population
-        self.timeout, self.copies = timeout, copies
+        self.timeout = timeout
+        self.copies = copies
         self.states: MutableMapping[ClientId, Arrays] = {}  # only of clients that keep one
         self._clients = sorted(population)
 
@@ -102,7 +103,7 @@ class LocalFleet(Fleet):
         return {k: copy.copy(v) for k, v in kept.items()} if kept else {}
 
     def _together(self, requests: Mapping[ClientId, Request]) -> dict[ClientId, Outcome] | None:
-        """Everyone's outcome from the handler's `.many`, or None if they must be asked one by one."""
+        """All outcomes from the handler's `.many`, or None if clients must be asked one by one."""
         many = self.handler.many
         if many is None or self.timeout is not None:
             return None
@@ -111,15 +112,14 @@ class LocalFleet(Fleet):
             with one_thread():
                 replies: Mapping[ClientId, Any] = many(requests, sites)
             return {c: (_sound(r), sites[c].state) for c, r in replies.items() if c in sites}
-        except Damaged:  # a state that was kept is not the one that was: no client's fault, and no run goes on from it
+        except Damaged:  # a stored state was altered: no client's fault, and the run must not go on from it
             raise
-        except Exception as error:  # which client it was is found out one by one
+        except Exception as error:  # asking one by one finds out which client it was
             log.warning("%d clients could not be asked at once: %s", len(requests), failure_of(error))
             return None
 
     def _alone(self, client: ClientId, request: Request) -> Outcome:
-        """One client's outcome; what it gets and gives is copied, so that it owns it, as over a network."""
-
+        """One client's outcome; requests and replies are copied, so that each side owns its arrays."""
         state = self._state(client)
 
         def work() -> Outcome:
@@ -133,7 +133,7 @@ class LocalFleet(Fleet):
                 if isinstance(reply, Reply) and self.copies:
                     reply = Reply(_copied(reply.arrays), _copied(reply.extras), reply.metrics, reply.n)
                 return reply, site.state
-            except (Exception, SystemExit) as error:  # a client may raise anything: it is its own failure alone
+            except (Exception, SystemExit) as error:  # a client may raise anything: only this client fails
                 return failure_of(error), {}
 
         if self.timeout is None:
@@ -142,12 +142,12 @@ class LocalFleet(Fleet):
         threading.Thread(target=lambda: answer.put(work()), daemon=True).start()
         try:
             return answer.get(timeout=self.timeout)
-        except queue.Empty:  # the thread runs on, but nobody listens
+        except queue.Empty:  # the thread runs on, but its answer is ignored
             return Failure("late", f"no answer within {self.timeout:g} s"), {}
 
 
 def _sound(answer: Any) -> Reply | Failure:
-    """A handler's answer, if it is one at all; one that answers for many may also say who failed."""
+    """A handler's answer, or a Failure if it is of another type; `.many` may also return Failures."""
     if isinstance(answer, ANSWER):
         return answer
     return Failure("empty", f"answered with {type(answer).__name__}, not with a Reply")
