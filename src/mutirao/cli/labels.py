@@ -97,7 +97,7 @@ def cut(
       mutirao slides cut slides/ --annotations qupath/ --out cells --size 256
       mutirao slides cut smear.svs --annotations smear.xml --classes abnormal,normal --conflict first --out cells
     """
-    from mutirao.systems.cytology.slides.cutting import Plan, annotations_in, cut_marks
+    from mutirao.systems.cytology.slides.cutting import CuttingPlan, annotations_in, cut_marks
     from mutirao.systems.cytology.slides.readers import slides_in
     from mutirao.systems.cytology.slides.tiling import Cut
 
@@ -105,7 +105,7 @@ def cut(
     pairs = [text.partition("=") for text in rename]
     if bad := [old for old, sign, new in pairs if not (sign and new.strip())]:
         raise ConfigError(f"--rename {bad[0]}: right would be OLD=NEW")
-    plan = Plan(words(classes), {old.strip(): new.strip() for old, _, new in pairs}, cover, conflict)
+    plan = CuttingPlan(words(classes), {old.strip(): new.strip() for old, _, new in pairs}, cover, conflict)
     found = cut_marks(
         slides_in(tuple(p.expanduser() for p in paths)),
         annotations_in([p.expanduser() for p in annotations]),

@@ -83,7 +83,7 @@ def read_both(
         rows = (
             (np.flatnonzero(~held), np.flatnonzero(held))
             if held.any()
-            else set_apart(everything, share, seed, expected=bool(group))
+            else train_test_split(everything, share, seed, expected=bool(group))
         )
         train, test = everything.take(rows[0]), everything.take(rows[1])
     elif published := find_published(data):
@@ -92,20 +92,20 @@ def read_both(
             everything = replace(everything, slides=origins(data, everything.files, group)[0])
         train, test = everything, own or everything
         if own is None:
-            rows = set_apart(everything, share, seed, expected=bool(group))
+            rows = train_test_split(everything, share, seed, expected=bool(group))
             train, test = everything.take(rows[0]), everything.take(rows[1])
     elif (data / TRAINING).is_dir() or (data / TEST).is_dir():
         train, test = (rows_of(read_image_folder(data / part, group)) for part in (TRAINING, TEST))
         agree({str(data / TRAINING): train.classes, str(data / TEST): test.classes})
     else:
         everything = rows_of(read_image_folder(data, group))
-        rows = set_apart(everything, share, seed, expected=bool(group))
+        rows = train_test_split(everything, share, seed, expected=bool(group))
         train, test = everything.take(rows[0]), everything.take(rows[1])
     refuse_shared(train, test)
     return train, test
 
 
-def set_apart(
+def train_test_split(
     pictures: ImageSet, share: float, seed: int, where: str = "the test set", expected: bool = True
 ) -> tuple[Rows, Rows]:
     """Rows to train on and about a `share` held out, class by class alike, no slide (or other group) on both sides.

@@ -31,8 +31,8 @@ SYNTHETIC_TRAIN, SYNTHETIC_TEST = 10_000, 2_000  # a fifth of CIFAR-10: enough t
 SIDE = 32  # pixels a side that pictures of different sizes are brought to
 LOOKED_AT = 256  # samples of a set by which it is known
 SHARE = 0.2  # held out where a set has no test part of its own, and of what is trained on where that is to judge
-JUDGES = ("test", "vali")
-EVALUATE_ON_HELP = (
+EVALUATION_SPLITS = ("test", "vali")
+EVALUATION_HELP = (
     "which part judges: test, or vali, a fifth of the training samples that nobody trains on then (to tune by)"
 )
 FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")

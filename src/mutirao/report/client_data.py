@@ -18,7 +18,7 @@ MOST_CLIENTS, MOST_CLASSES = 20_000, 1_000  # beyond which counting takes long, 
 class CountsClasses(Protocol):
     """A population that can count a client's classes without reading its data, such as folders of pictures."""
 
-    anybody: bool  # whether it stands for any client, so that it knows none by name
+    accepts_any_client: bool  # whether it stands for any client, so that it knows none by name
 
     def counts(self, name: ClientId) -> Mapping[str, int]:
         """The samples of a client by class."""
@@ -36,7 +36,11 @@ def count_held(population: Mapping[ClientId, Any]) -> PartitionSummary | None:
         return None
     if isinstance(whole, CountsClasses):
         try:
-            return None if whole.anybody else count_labels({name: spread(whole.counts(name)) for name in population})
+            return (
+                None
+                if whole.accepts_any_client
+                else count_labels({name: spread(whole.counts(name)) for name in population})
+            )
         except ConfigError:  # this party does not hold their pictures
             return None
     if not isinstance(whole, dict | VirtualClients):

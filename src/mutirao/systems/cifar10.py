@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mutirao.config import Common, Part, setting
-from mutirao.datasets.labelled import DATA, EVALUATE_ON_HELP, JUDGES
+from mutirao.datasets.labelled import DATA, EVALUATION_HELP, EVALUATION_SPLITS
 from mutirao.experiments.task import Recipe, Task
 from mutirao.systems.classification import partition_labelled
 from mutirao.systems.images.choices import NETWORK_NAMES
@@ -21,7 +21,7 @@ class Config(Common):
     data: str = setting("synthetic", DATA)
     partition: Part = setting(Part("dirichlet", {"alpha": 0.5}), "how samples are dealt to clients")
     model: str = setting("cnn", "the network: cnn is the papers', small has a tenth of its size", choices=NETWORK_NAMES)
-    judge_by: str = setting("test", EVALUATE_ON_HELP, choices=JUDGES)
+    judge_by: str = setting("test", EVALUATION_HELP, choices=EVALUATION_SPLITS)
 
 
 def task(config: Config) -> Task:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mutirao.config import Common, Part, setting
-from mutirao.datasets.labelled import DATA, EVALUATE_ON_HELP, JUDGES
+from mutirao.datasets.labelled import DATA, EVALUATION_HELP, EVALUATION_SPLITS
 from mutirao.experiments.task import Recipe, Task
 from mutirao.systems.classification import partition_labelled
 
@@ -19,7 +19,7 @@ class Config(Common):
     data: str = setting("digits", DATA)
     partition: Part = setting(Part("dirichlet", {"alpha": 0.3}), "how samples are dealt to clients")
     hidden: int = setting(64, "width of the hidden layer, for rows of numbers", low=1)
-    judge_by: str = setting("test", EVALUATE_ON_HELP, choices=JUDGES)
+    judge_by: str = setting("test", EVALUATION_HELP, choices=EVALUATION_SPLITS)
 
 
 def task(config: Config) -> Task:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from mutirao.config import Common, Part, setting
 from mutirao.core.arrays import Arrays
-from mutirao.datasets.labelled import DATA, EVALUATE_ON_HELP, JUDGES
+from mutirao.datasets.labelled import DATA, EVALUATION_HELP, EVALUATION_SPLITS
 from mutirao.errors import ConfigError
 from mutirao.experiments.task import Recipe, Task
 from mutirao.systems.classification import partition_labelled
@@ -34,7 +34,7 @@ class Config(Common):
     select: Part = setting(Part("aoiu"), "who takes part in a round")
     model: str = setting("auto", "the network: by the data, or one by name", choices=("auto", "mlp", *NETWORK_NAMES))
     own_test: int = setting(100, "most test samples of a client, of its own classes", low=1)
-    judge_by: str = setting("test", EVALUATE_ON_HELP, choices=JUDGES)
+    judge_by: str = setting("test", EVALUATION_HELP, choices=EVALUATION_SPLITS)
 
 
 # What is no labelled set here and has a recipe of its own: files it is known by, the names of embedded ones.

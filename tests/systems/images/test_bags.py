@@ -14,7 +14,7 @@ from mutirao.datasets.image_layouts import read_both
 from mutirao.errors import ConfigError
 from mutirao.systems.images.backbones import load_backbone
 from mutirao.systems.images.bag_heads import POOLS, AttentionPool, WholeSlide, make_head
-from mutirao.systems.images.bags import BagExtractor, Slides, gather_slides, join_bags, pad_bags
+from mutirao.systems.images.bags import BagExtractor, Slides, concatenate_bags, gather_slides, pad_bags
 from mutirao.systems.images.features import Extractor
 from mutirao.systems.images.heads import probabilities
 from mutirao.training.samples import Samples
@@ -85,7 +85,7 @@ def test_in_training_each_tile_is_seen_in_one_of_its_views() -> None:
 
 def test_bags_of_several_hospitals_are_joined() -> None:
     parts = [Samples(pad_bags(drawn_bags(seed)), np.arange(4)) for seed in (0, 1)]
-    joined = join_bags(parts)
+    joined = concatenate_bags(parts)
     head = POOLS["mean"](5, 2).eval()
     torch.nn.init.normal_(head.classify.weight)
     apart = np.concatenate([probabilities(head, part.x) for part in parts])
@@ -146,7 +146,7 @@ def test_a_slide_with_too_many_tiles_is_seen_by_some_of_them_drawn_once(
     tiles, there = look.inputs(slides)
     assert there.sum(1).tolist() == [2, 3, 3, 3, 2, 3, 3, 3, 2]
     assert np.array_equal(tiles, look.inputs(slides)[0])
-    assert "slide s03: 3 of its 5 tiles are used, by lot" in caplog.text
+    assert "slide s03: 3 of its 5 tiles are used, chosen at random" in caplog.text
 
 
 def test_the_whole_network_judges_a_slide_as_the_head_does() -> None:

@@ -15,7 +15,7 @@ from sklearn import metrics as sk
 from mutirao.cli import main
 from mutirao.datasets.class_folders import ImageSet, agree, check_image_folder, read_image_folder, refuse_shared
 from mutirao.datasets.image_files import UnreadableError, picture
-from mutirao.datasets.image_layouts import set_apart
+from mutirao.datasets.image_layouts import train_test_split
 from mutirao.errors import ConfigError
 from mutirao.systems.images import metrics
 from mutirao.systems.images.features import Extractor, views_of
@@ -84,7 +84,7 @@ def test_no_slide_crosses_and_every_class_is_tested(tmp_path: Path) -> None:
     write_set(tmp_path, {"a": 60, "b": 40, "c": 30}, slides=25)
     found = read_image_folder(tmp_path, r"^(\d+)-")
     for seed in range(5):
-        train, held = set_apart(found, 0.2, seed)
+        train, held = train_test_split(found, 0.2, seed)
         assert set(found.slides[train]).isdisjoint(found.slides[held])
         assert sorted([*train, *held]) == list(range(len(found)))
         assert set(found.labels[held]) == {0, 1, 2}
@@ -95,7 +95,7 @@ def test_no_slide_of_herlev_crosses(real_data: Path) -> None:
     found = read_image_folder(real_data / "herlev", r"^(\d+)-")
     assert len(found) == 917
     assert sorted(found.counts().values()) == [70, 74, 98, 146, 150, 182, 197]
-    train, held = set_apart(found, 0.2, 0)
+    train, held = train_test_split(found, 0.2, 0)
     assert set(found.slides[train]).isdisjoint(found.slides[held])
     assert "" not in found.slides[held]  # who knows no slide is never in the test
 
@@ -108,10 +108,10 @@ def test_equal_pictures_stay_together_and_without_slides_there_is_a_warning(
         source = sorted((tmp_path / "a").iterdir())[i]
         (tmp_path / "a" / f"{2000 + i}-copy.png").write_bytes(source.read_bytes())
     found = read_image_folder(tmp_path, r"^(\d+)-")
-    train, held = set_apart(found, 0.2, 1)
+    train, held = train_test_split(found, 0.2, 1)
     refuse_shared(found.take(train), found.take(held))
     with caplog.at_level(logging.WARNING):
-        set_apart(read_image_folder(tmp_path), 0.2, 1)
+        train_test_split(read_image_folder(tmp_path), 0.2, 1)
     assert "no slide is known" in caplog.text
 
 
@@ -205,7 +205,7 @@ def test_figures_against_scikit_learn(seed: int, n: int, classes: int) -> None:
     p /= p.sum(1, keepdims=True)
     found = p.argmax(1)
     abnormal = np.arange(classes) > 0
-    figures = metrics.diagnose(p, y, [f"c{i}" for i in range(classes)], abnormal)
+    figures = metrics.screening_metrics(p, y, [f"c{i}" for i in range(classes)], abnormal)
     assert figures["balanced_accuracy"] == pytest.approx(sk.balanced_accuracy_score(y, found))
     assert figures["loss"] == pytest.approx(sk.log_loss(y, p, labels=range(classes)))
     score, positive = p[:, 1:].sum(1), y > 0
@@ -225,11 +225,14 @@ def test_a_hospital_tells_what_it_can_say_under_names_that_all_know() -> None:
     classes, abnormal = ("light dysplastic", "normal"), np.array([True, False])
     outputs, y = np.random.default_rng(0).normal(size=(20, 2)), np.arange(20) % 2
     p = np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True)
-    whole, told = metrics.diagnose(p, y, classes, abnormal), metrics.diagnose_outputs(classes, abnormal, outputs, y)
+    whole, told = (
+        metrics.screening_metrics(p, y, classes, abnormal),
+        metrics.client_metrics(classes, abnormal, outputs, y),
+    )
     assert told == pytest.approx({k: v for k, v in whole.items() if not k.startswith("recall")})
-    alone = metrics.diagnose_outputs(classes, abnormal, outputs, np.ones(20, int))
+    alone = metrics.client_metrics(classes, abnormal, outputs, np.ones(20, int))
     assert alone.keys() == {"balanced_accuracy", "accuracy", "loss", "ece"}  # of one kind alone there is no AUC
-    assert metrics.diagnose_outputs(classes, abnormal, outputs * np.nan, y) == {}
+    assert metrics.client_metrics(classes, abnormal, outputs * np.nan, y) == {}
 
 
 def test_the_interval_of_an_auc_covers_it_and_is_wider_over_slides() -> None:

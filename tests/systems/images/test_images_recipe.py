@@ -18,10 +18,10 @@ from mutirao.errors import ConfigError
 from mutirao.experiments.task import Task, find
 from mutirao.report import execute
 from mutirao.simulation.local_fleet import LocalFleet
-from mutirao.systems.images.client import Party
+from mutirao.systems.images.client import ImageTrainer
 from mutirao.systems.images.heads import probabilities
 from mutirao.systems.images.image_sources import find_image_sources
-from mutirao.systems.images.models import Plan
+from mutirao.systems.images.models import TrainingPlan
 from sets import listed, write_classes, write_four, write_leaf, write_table
 
 QUICK = {"rounds": 2, "clients": 3, "side": 16, "views": 2, "batch_size": 8}
@@ -73,10 +73,10 @@ def test_the_figures_are_those_of_scikit_learn(folder: Path) -> None:
     settings = config(folder)
     task = RECIPE.task(settings)
     arrays, handler = task.initial(), task.handler
-    assert isinstance(handler, Party)
+    assert isinstance(handler, ImageTrainer)
     assert task.evaluate is not None
     found, pictures = task.evaluate(arrays), find_image_sources(folder, settings, "").test()
-    p, y = probabilities(handler.fill(arrays), Plan.of(settings).extract(pictures.files)), pictures.labels
+    p, y = probabilities(handler.fill(arrays), TrainingPlan.of(settings).extract(pictures.files)), pictures.labels
     assert found["accuracy"] == pytest.approx(sk.accuracy_score(y, p.argmax(1)))
     assert found["balanced_accuracy"] == pytest.approx(sk.balanced_accuracy_score(y, p.argmax(1)))
     assert found["auc"] == pytest.approx(sk.roc_auc_score(y, p[:, 1]))
@@ -92,7 +92,7 @@ def test_clients_are_those_whose_the_pictures_are(folder: Path, home: Path) -> N
     dealt = RECIPE.task(config(file, partition="dirichlet"))
     assert list(dealt.population) == ["client_1", "client_2", "client_3"]
     assert len(list(RECIPE.task(config(folder)).population)) == 3
-    with pytest.raises(ConfigError, match="partition=natural: whose the pictures are is not known"):
+    with pytest.raises(ConfigError, match="partition=natural: it is unknown which client each picture belongs to"):
         RECIPE.task(config(folder, partition="natural"))
 
 
@@ -174,7 +174,7 @@ def test_a_server_without_pictures_needs_the_classes_and_lets_the_sites_judge(fe
     fleet = LocalFleet(own.handler, {f"client_{k}": own.population[f"client_{k}"] for k in (1, 2, 3)})
     rows = [done.row for done in RECIPE.flow(fleet, server, task, run)]
     assert {"accuracy", "balanced_accuracy", "log_loss"} <= set(rows[-1])
-    with pytest.raises(ConfigError, match="this party does not hold them"):
+    with pytest.raises(ConfigError, match="they are at another site"):
         task.population["client_1"]
 
 
@@ -206,8 +206,8 @@ def test_the_share_that_clients_keep_back_judges_as_one_set(federation: Path, tm
     assert not (tmp_path / "run" / "confusion.png").exists()
     run, rows = run_of(settings)
     task = RECIPE.prepare(settings)
-    party: Any = task.handler
-    told = [(len(task.population[c].test), party.evaluate(run.arrays, task.population[c])) for c in task.population]
+    trainer: Any = task.handler
+    told = [(len(task.population[c].test), trainer.evaluate(run.arrays, task.population[c])) for c in task.population]
     for name in ("accuracy", "log_loss"):
         assert rows[-1][name] == pytest.approx(np.average([t[name] for _, t in told], weights=[n for n, _ in told]))
         assert summary["final"][name] == rows[-1][name]
@@ -236,7 +236,7 @@ def test_sets_of_arrays_are_dealt_to_virtual_clients(home: Path) -> None:
     assert {"accuracy", "auc", "f1"} <= set(rows[-1])
     leaf = RECIPE.task(config(write_leaf(home / "leaf"), clients=50))
     assert len(leaf.population) == 6  # a client a writer, without a word
-    with pytest.raises(ConfigError, match="body=resnet18 looks at files of pictures"):
+    with pytest.raises(ConfigError, match="body=resnet18 needs image files"):
         RECIPE.task(config(home / "idx", body="resnet18"))
 
 

@@ -11,9 +11,9 @@ from PIL import Image
 
 from mutirao.systems.images.features import Extractor
 from mutirao.systems.images.stain import (
-    LOOK_DEVIATION,
-    LOOK_MEAN,
     NORMALIZERS,
+    REFERENCE_MEAN,
+    REFERENCE_STD,
     STAINS,
     hed,
     jitter,
@@ -73,7 +73,7 @@ def test_reinhard_gives_stained_pixels_the_reference_and_leaves_glass() -> None:
         [(long + middle + short) / 3**0.5, (long + middle - 2 * short) / 6**0.5, (long - middle) / 2**0.5], 1
     )
     assert np.allclose(axes, to_axes(rgb), atol=1e-9)
-    wanted = (axes - axes.mean(0)) / axes.std(0) * LOOK_DEVIATION + LOOK_MEAN
+    wanted = (axes - axes.mean(0)) / axes.std(0) * REFERENCE_STD + REFERENCE_MEAN
     assert np.array_equal(found[6:].reshape(-1, 3)[stained(picture[6:]).ravel()], to_pixels(wanted))
 
 

@@ -21,7 +21,7 @@ from mutirao.errors import ConfigError
 from mutirao.experiments.task import find
 from mutirao.registry import dotted_in
 from mutirao.report import execute
-from mutirao.systems.cytology.slides.models import Model, load_model, save_model, whole
+from mutirao.systems.cytology.slides.models import Model, join_parts, load_model, save_model
 from mutirao.systems.images.backbones import load_backbone, weights_fingerprint
 from mutirao.systems.images.base import statistics_fingerprint
 from mutirao.systems.images.features import Extractor
@@ -68,7 +68,7 @@ def pictures(n: int = 2, size: int = 40) -> Tensor:
     return torch.from_numpy(np.random.default_rng(0).integers(0, 256, (n, 3, size, size), dtype=np.uint8))
 
 
-def normalised(x: Tensor, mean: tuple[float, ...] = MEAN, std: tuple[float, ...] = STD) -> Tensor:
+def normalize_stain(x: Tensor, mean: tuple[float, ...] = MEAN, std: tuple[float, ...] = STD) -> Tensor:
     return (x / 255 - torch.tensor(mean).view(1, 3, 1, 1)) / torch.tensor(std).view(1, 3, 1, 1)
 
 
@@ -77,7 +77,7 @@ def test_a_network_of_timms_is_normalised_as_its_makers_did_and_keeps_its_statis
     made, theirs = load_backbone("timm:tiny"), sys.modules["timm"].create_model("tiny", pretrained=True, num_classes=0)
     theirs.load_state_dict(made.trunk[1].network.state_dict(), strict=False)  # type: ignore[index, union-attr]
     with torch.inference_mode():
-        assert torch.allclose(made(pictures()), theirs.eval()(normalised(pictures())), atol=1e-6)
+        assert torch.allclose(made(pictures()), theirs.eval()(normalize_stain(pictures())), atol=1e-6)
     assert (made.width, made.size) == (6, 40)
     assert load_backbone("timm:tiny?width=4").width == 4
     part = trained_part(made, "all", 3).train()
@@ -106,7 +106,7 @@ def test_weights_of_timms_network_from_a_file_must_be_that_networks(tmp_path: Pa
     own = load_backbone("timm:tiny?mean=0.1,0.2,0.3&std=1,1,2", str(tmp_path / "tiny.pth"))
     with torch.inference_mode():
         whole_one.fc = nn.Identity()
-        wanted = whole_one.eval()(normalised(pictures(), (0.1, 0.2, 0.3), (1, 1, 2)))
+        wanted = whole_one.eval()(normalize_stain(pictures(), (0.1, 0.2, 0.3), (1, 1, 2)))
         assert torch.allclose(own(pictures()), wanted, atol=1e-6)
     with pytest.raises(ConfigError, match="std must be three numbers"):
         load_backbone("timm:tiny?std=1,0,2")
@@ -171,7 +171,7 @@ def test_timm_itself_makes_the_bodies_that_it_names(real_timm: Any, tmp_path: Pa
     with torch.inference_mode():
         x = pictures(2, facts["input_size"][-1])
         theirs.reset_classifier(0)
-        wanted = theirs.eval()(normalised(x, facts["mean"], facts["std"]))
+        wanted = theirs.eval()(normalize_stain(x, facts["mean"], facts["std"]))
         assert torch.allclose(made(x), wanted, atol=1e-5, rtol=1e-4)
     assert (made.width, made.size) == (512, 176)
     seen = load_backbone("timm:test_vit?init_values=1e-5", "random")
@@ -186,9 +186,13 @@ def test_timm_itself_makes_the_bodies_that_it_names(real_timm: Any, tmp_path: Pa
     shown["save_body"](vit, tmp_path / "vit.pt", mean=MEAN, std=STD, size=side)
     with torch.inference_mode():
         three = pictures(3, side)  # it was traced with one picture
-        assert torch.allclose(load_backbone(f"file:{tmp_path / 'vit.pt'}")(three), vit(normalised(three)), atol=1e-5)
+        assert torch.allclose(
+            load_backbone(f"file:{tmp_path / 'vit.pt'}")(three), vit(normalize_stain(three)), atol=1e-5
+        )
     part = trained_part(made, "head", 2)
-    model = Model(whole(made, part, "head"), {"kind": "mutirao cytology model", "body": made.name, "side": made.size})
+    model = Model(
+        join_parts(made, part, "head"), {"kind": "mutirao cytology model", "body": made.name, "side": made.size}
+    )
     model.facts.update(trainable="head", classes=["a", "b"], abnormal=["a"])  # type: ignore[attr-defined]
     save_model(model, tmp_path / "model.pt")
     tile = np.ascontiguousarray(x[0].permute(1, 2, 0).numpy())
@@ -214,7 +218,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     onnx.helper.set_model_props(written, {"preprocessing": note})
     onnx.save(written, home / "net.onnx")
     torch.save(network.state_dict(), home / "weights.pt")
-    np.save(home / "wanted.npy", network(normalised(pictures())).detach().numpy())
+    np.save(home / "wanted.npy", network(normalize_stain(pictures())).detach().numpy())
     return home
 
 
@@ -281,7 +285,7 @@ def test_hospitals_train_a_head_on_a_body_from_a_file_and_the_run_screens(
     model = network_of_run(tmp_path / "run")
     assert model(np.zeros((64, 64, 3), np.uint8)).sum() == pytest.approx(1)
     for ending in (".pt", ".safetensors", ".onnx"):
-        with pytest.raises(ConfigError, match="the backbone is a file of its own"):
+        with pytest.raises(ConfigError, match="the backbone is an exported file"):
             save_model(model, tmp_path / f"m{ending}")
 
 
@@ -317,14 +321,14 @@ def test_what_cannot_be_trained_of_a_body_is_refused_before_the_first_round(expo
 @pytest.mark.usefixtures("timm")
 def test_a_body_that_is_trained_sees_pictures_drawn_anew_and_all_else_stays_as_it_is(cells: Path) -> None:
     from mutirao.randomness import rng
-    from mutirao.systems.images.features import draw_views
-    from mutirao.systems.images.models import Plan
+    from mutirao.systems.images.features import random_views
+    from mutirao.systems.images.models import TrainingPlan
 
-    def plan(**told: Any) -> Plan:
-        return Plan.of(resolve(find("cytology").config, {"data": str(cells), "body": "timm:tiny", **told}))
+    def plan(**told: Any) -> TrainingPlan:
+        return TrainingPlan.of(resolve(find("cytology").config, {"data": str(cells), "body": "timm:tiny", **told}))
 
     drawn = plan(trainable="all")
-    assert (drawn.extract.views, drawn.transform) == (1, draw_views)
+    assert (drawn.extract.views, drawn.transform) == (1, random_views)
     assert plan(trainable="all", views=1).transform is None
     assert plan().transform is None
     private = plan(trainable="all", privacy="dpsgd")
@@ -332,7 +336,7 @@ def test_a_body_that_is_trained_sees_pictures_drawn_anew_and_all_else_stays_as_i
     files = sorted(cells.glob("*/*.png"))[:3]
     x = torch.from_numpy(Extractor("timm:tiny", views=1, depth="pixels")(files))
     assert x.shape == (3, 1, 3, 40, 40)
-    one, again, other = (draw_views(x, rng(0, r, "transform", "client_1")) for r in (1, 1, 2))
+    one, again, other = (random_views(x, rng(0, r, "transform", "client_1")) for r in (1, 1, 2))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
     assert one.shape == x.shape

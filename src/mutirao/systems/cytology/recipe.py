@@ -1,17 +1,16 @@
-"""Cervical-cancer screening: hospitals keep their slides, and train the head of a pretrained network together."""
+"""Cervical-cancer screening: hospitals keep their slides, and together train the head of a pretrained network."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mutirao.config import OPTIMIZERS, Common, Part, setting
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Round, Run
-from mutirao.datasets.class_folders import ImageSet
-from mutirao.datasets.labelled import JUDGES
+from mutirao.datasets.labelled import EVALUATION_SPLITS
 from mutirao.errors import ConfigError
 from mutirao.experiments.artifacts import Exhibits, Picture
 from mutirao.experiments.disclosure import Disclosure, check_validation_share, is_private
@@ -29,23 +28,25 @@ from mutirao.systems.images.choices import (
     Trainable,
     check_backbone,
 )
-from mutirao.systems.images.image_sources import Sources
 from mutirao.systems.images.metrics import (
     REPORTED_METRICS,
     Confusion,
     abnormal_classes,
-    diagnose,
-    diagnose_outputs,
+    client_metrics,
+    screening_metrics,
     write_verdict,
 )
 
-# The names the paper gives to columns of the history.
-PAPERS = {"train_accuracy": "train_acc", "train_val_loss": "val_loss", "train_val_acc": "val_acc"}
+if TYPE_CHECKING:
+    from mutirao.systems.images.features import Extractor
+
+# Columns of the history under the paper's names.
+PAPER_NAMES = {"train_accuracy": "train_acc", "train_val_loss": "val_loss", "train_val_acc": "val_acc"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Common):
-    """Settings of the cytology recipe; the defaults are the paper's, but for the number of rounds."""
+    """Settings of the cytology recipe; the defaults are the paper's, except for the number of rounds."""
 
     rounds: int = setting(30, "how many rounds", low=1)
     clients: int = setting(3, "how many hospitals", low=1)
@@ -53,31 +54,33 @@ class Config(Common):
     batch_size: int = setting(16, "samples a step", low=1)
     lr: float = setting(1e-3, "learning rate of the hospitals", low=1e-12)
     optimizer: str = setting("adam", "optimiser of the hospitals", choices=OPTIMIZERS)
-    keep_optimizer: bool = setting(False, "keep the optimiser's state (Adam's moments) where it is from round to round")
+    keep_optimizer: bool = setting(False, "keep the optimiser's state (Adam's moments) at the client between rounds")
     data: str = setting(
         "synthetic", "'synthetic', a folder of classes, Training/ and Test/, client_*/; 'none': with the sites alone"
     )
     partition: Part = setting(
-        Part("even", home="mutirao.systems.images.image_partitions"), "how pictures are dealt to hospitals"
+        Part("even", home="mutirao.systems.images.image_partitions"), "how pictures are partitioned among hospitals"
     )
     body: str = setting("efficientnet_lite0", f"the pretrained network: {BACKBONE_CHOICES}")
     weights: str = setting("", "a file with its weights, or 'random' (default: those of an installed package)")
-    trainable: Trainable = setting("head", "what is trained, and travels: head, last_block or all")
+    trainable: Trainable = setting("head", "what is trained and sent: head, last_block or all")
     views: int = setting(4, "views of each picture: as it is, then flipped and turned", low=1, high=64)
     slide: str = setting(r"^(\d+)-", "a picture's slide: a pattern with a (group), or a table file,slide,laboratory")
     test: float = setting(0.2, "share held out as the global test set, by slide", low=0.02, high=0.5)
     validation: float = setting(0.2, "share a hospital holds out for validation, by slide", low=0, high=0.5)
     judge_by: str = setting(
-        "test", "which part judges: test, or vali, what hospitals keep back (to tune by)", choices=JUDGES
+        "test", "evaluate on: test, or vali, what hospitals hold out (for tuning)", choices=EVALUATION_SPLITS
     )
     normal: str = setting("normal*", "classes that are not abnormal: patterns, separated by commas")
     classes: str = setting("", "the class list agreed on, separated by commas (default: the server's)")
-    only: str = setting("", "train on this hospital alone, such as client_1: what it would reach by itself")
+    only: str = setting("", "train on this hospital alone, such as client_1, to see what it reaches by itself")
     cache: bool = setting(True, "keep features of the frozen backbone between runs")
-    sites: bool = setting(False, "data is this party's own and is not divided; true at a site that names its own data")
-    head: str = setting("linear", "what judges: 'linear' a picture; 'mean', 'max', 'abmil' a slide", choices=HEADS)
-    tiles: int = setting(500, "whole slides: most tiles of a slide, drawn at random", low=1)
-    stain: str = setting("none", "stain normalisation of each picture", choices=STAINS)
+    sites: bool = setting(
+        False, "data is this site's own and is not partitioned; true at a site that names its own data"
+    )
+    head: str = setting("linear", "'linear' classifies a picture; 'mean', 'max', 'abmil' a slide", choices=HEADS)
+    tiles: int = setting(500, "whole slides: tiles of a slide at most, sampled at random", low=1)
+    stain: str = setting("none", "stain normalization of each picture", choices=STAINS)
     augment: str = setting("none", "'stain': views as other laboratories would stain and scan", choices=AUGMENTS)
     slides: int = setting(
         0, "synthetic: slides a laboratory (default 3, the last for the test; whole slides 16)", low=0
@@ -86,58 +89,72 @@ class Config(Common):
 
 
 def task(config: Config) -> Task:
-    """Pictures turned into features where they are; only the trained part of the model is the federation's."""
+    """Compute features of images at each hospital; only the trained part of the model is sent."""
     from mutirao.systems.images.bags import BagExtractor
     from mutirao.systems.images.client import Hospital, HospitalPopulation, pool_hospitals
     from mutirao.systems.images.heads import probabilities
-    from mutirao.systems.images.models import Plan
+    from mutirao.systems.images.models import TrainingPlan
     from mutirao.training.samples import agreed_classes
 
     check_backbone(config.body)
     check_validation_share(config, "validation", is_private(config))
-    plan = Plan.of(config).prepared(config.stain, config.augment, config.head)
-    told: dict[str, Any] = plan.agreed() | plan.training(config)  # before slides are made: weights may be missing
-    look = BagExtractor(plan.extract, config.tiles, config.seed) if config.head in BAG_HEADS else plan.extract
+    plan = TrainingPlan.of(config).prepared(config.stain, config.augment, config.head)
+    # This loads the backbone. It comes before slides are generated, since the weights may be missing.
+    trainer_options: dict[str, Any] = plan.agreed() | plan.training(config)
+    extract: Extractor | BagExtractor = plan.extract
+    if config.head in BAG_HEADS:
+        extract = BagExtractor(plan.extract, config.tiles, config.seed)
     scale = scale_in(config)
     agreed = tuple(sorted(name.strip() for name in config.classes.split(",") if name.strip()))
-    found: Sources = find_sources(config, agreed)
+    sources = find_sources(config, agreed)
     hospitals = HospitalPopulation(
-        *(found.hospitals, look, config.validation, config.seed, config.samples, agreed), anybody=found.own
+        sources.hospitals,
+        extract,
+        config.validation,
+        config.seed,
+        config.samples,
+        agreed,
+        accepts_any_client=sources.is_one_site,
     )
-    if config.only and config.only not in found.hospitals:
+    if config.only and config.only not in sources.hospitals:
         raise ConfigError(f"only: there is no hospital {config.only!r}; there are {', '.join(hospitals)}")
-    classes = agreed or found.classes
+    classes = agreed or sources.classes
     abnormal = abnormal_classes(classes, config.normal)
     metrics: tuple[str, ...] = ()
-    if not has_one_model(config):  # then hospitals' own judgements are all there is
-        told["figures"], metrics = evaluate_logits, ("accuracy", "balanced_accuracy", "loss")
+    if not has_one_model(config):  # then all evaluations are those of the hospitals
+        trainer_options["figures"] = evaluate_logits
+        metrics = ("accuracy", "balanced_accuracy", "loss")
     elif config.judge_by == "vali":
-        told["figures"], metrics = partial(diagnose_outputs, classes, abnormal), REPORTED_METRICS
-    has_test = found.has_test and config.judge_by == "test"
-    hospital = Hospital.of(config, lambda: plan.model(len(classes)), **told)
-    seen: dict[str, Any] = {}
+        trainer_options["figures"] = partial(client_metrics, classes, abnormal)
+        metrics = REPORTED_METRICS
+    has_test = sources.has_test and config.judge_by == "test"
+    hospital = Hospital.of(config, lambda: plan.model(len(classes)), **trainer_options)
+    test_inputs = cache(lambda: extract.inputs(sources.test()))
+    predicted: dict[str, Any] = {}  # the probabilities of the last evaluation, for the files of the run
 
     def evaluate(arrays: Arrays) -> dict[str, float]:
-        if "x" not in seen:
-            seen["x"] = look.inputs(found.test())
-        seen["p"] = probabilities(hospital.fill(arrays), seen["x"])
-        figures = diagnose(seen["p"], found.test().labels, classes, abnormal)
-        return figures | {"global_loss": figures["loss"], "global_acc": figures["accuracy"]}
+        predicted["test"] = probabilities(hospital.fill(arrays), test_inputs())
+        found = screening_metrics(predicted["test"], sources.test().labels, classes, abnormal)
+        return found | {"global_loss": found["loss"], "global_acc": found["accuracy"]}
 
     def verdict(run: Run, path: Path) -> None:
-        pictures: ImageSet = found.test()
+        test = sources.test()
         about = {"tile": scale.size, "mpp": scale.mpp} if scale else {}
-        draw, judged = rng(config.seed, 0, "auc"), "slides" if config.head in BAG_HEADS else "pictures"
-        write_verdict(path, seen["p"], pictures.labels, pictures.slides, classes, abnormal, draw, judged, **about)
+        unit = "slides" if config.head in BAG_HEADS else "pictures"
+        draw = rng(config.seed, 0, "auc")
+        write_verdict(path, predicted["test"], test.labels, test.slides, classes, abnormal, draw, unit, **about)
 
     def matrix(run: Run) -> Confusion:
-        return Confusion.of(found.test().labels, seen["p"], classes)
+        return Confusion.of(sources.test().labels, predicted["test"], classes)
 
     population: Mapping[str, Any] = hospitals
     if config.centralised:
         population = pool_hospitals(hospitals)
     elif config.only:
-        population = replace(hospitals, pictures={config.only: found.hospitals[config.only]})
+        population = replace(hospitals, images={config.only: sources.hospitals[config.only]})
+    exhibits = Exhibits()
+    if has_test:
+        exhibits = Exhibits({"confusion.png": Picture("confusion", matrix)}, {"verdict.json": verdict})
     return Task(
         handler=hospital,
         population=population,
@@ -146,31 +163,31 @@ def task(config: Config) -> Task:
         judge="balanced_accuracy" if has_test or config.judge_by == "vali" else "distributed_accuracy",
         metrics=metrics,
         agreed=agreed_classes(classes),
-        exhibits=Exhibits({"confusion.png": Picture("confusion", matrix)}, {"verdict.json": verdict})
-        if has_test
-        else Exhibits(),
+        exhibits=exhibits,
         classes=len(classes),
     )
 
 
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
-    """Rounds; after each one the hospitals judge the new model on what they kept back."""
+    """Run the rounds; after each one the hospitals evaluate the new model on their held-out samples."""
     from mutirao.systems.images.client import evaluate_at_hospitals
 
     private = is_private(config)
     for done in federate(fleet, config, task, run):
         if config.validation and not private and has_one_model(config):
             done.row.update(evaluate_at_hospitals(fleet, run, task.metrics, config.size_cap))
-        for ours, papers in PAPERS.items():
-            if ours in done.row:
-                done.row[papers] = done.row.pop(ours)
+        for name, paper_name in PAPER_NAMES.items():
+            if name in done.row:
+                done.row[paper_name] = done.row.pop(name)
         yield done
 
 
-def asks(config: Config, task: Task) -> Disclosure:
-    """Hospitals judge each round's model on what they kept back."""
-    return Disclosure(("evaluate",)) if config.validation and not is_private(config) else Disclosure()
+def disclosure(config: Config, task: Task) -> Disclosure:
+    """Hospitals evaluate each round's model on their held-out samples."""
+    if config.validation and not is_private(config):
+        return Disclosure(("evaluate",))
+    return Disclosure()
 
 
-HEEDS = frozenset({"privacy", "secure", "compress", "personal", "cluster"})
-recipe = Recipe(Config, task, flow, heeds=HEEDS, asks=asks)
+SUPPORTED = frozenset({"privacy", "secure", "compress", "personal", "cluster"})
+recipe = Recipe(Config, task, flow, heeds=SUPPORTED, asks=disclosure)

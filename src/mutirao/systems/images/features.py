@@ -1,7 +1,7 @@
-"""Features of a frozen backbone are computed once for each picture and kept by the picture's own hash.
+"""Feature extraction: the features of a frozen backbone, computed once for each image and cached by its hash.
 
-A picture is kept in k views: as it is, then flipped and turned, so that training on features still sees augmented
-pictures. What a view looks like is drawn from the picture's hash: two runs, or two sites, get the same numbers.
+Each image has k views: unchanged, then flipped and rotated, so that training on features still sees augmentation. The
+image's hash seeds its views, so two runs, or two sites, compute the same numbers.
 """
 
 import contextlib
@@ -36,60 +36,62 @@ Pixels = npt.NDArray[np.uint8]
 
 
 def views_of(image: Image.Image, name: str, count: int, size: int = SIZE) -> Pixels:
-    """The picture at `size` x `size`, then `count` - 1 times flipped or not and turned by up to 10 degrees."""
+    """The image at `size` x `size`, then `count` - 1 random flips and rotations of it, seeded by its name."""
     plain = image.resize((size, size), Image.Resampling.BILINEAR)
     draw = rng(0, 0, "views", name)
-    views = [plain, *(turn(plain, draw) for _ in range(count - 1))]
+    views = [plain, *(flip_and_rotate(plain, draw) for _ in range(count - 1))]
     return np.stack([np.asarray(v) for v in views]).transpose(0, 3, 1, 2)
 
 
-def normalised(image: Image.Image, stain: str, size: int = SIZE) -> Image.Image:
-    """The picture at `size` x `size`, as the backbone is given it, with its stain normalised."""
+def normalize_stain(image: Image.Image, stain: str, size: int = SIZE) -> Image.Image:
+    """The image at `size` x `size`, the backbone's input size, with its stain normalized."""
     small = np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
     return Image.fromarray(NORMALIZERS[stain](small))
 
 
-def turn(plain: Image.Image, draw: np.random.Generator) -> Image.Image:
-    """A picture flipped or not, and turned by up to 10 degrees."""
+def flip_and_rotate(plain: Image.Image, draw: np.random.Generator) -> Image.Image:
+    """The image, flipped with probability one half and rotated by up to 10 degrees."""
     edge = np.asarray(plain)[[0, -1]].reshape(-1, 3).mean(0)
     flipped = plain.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draw.random() < 0.5 else plain
     fill = tuple(int(v) for v in edge)  # not black: a corner must not look like a nucleus
     return flipped.rotate(draw.uniform(-10, 10), Image.Resampling.BILINEAR, fillcolor=fill)
 
 
-def draw_views(x: Tensor, draw: np.random.Generator) -> Tensor:
-    """A batch of pictures (bytes, samples x 1 x 3 x side x side), each flipped and turned anew whenever it is used."""
+def random_views(x: Tensor, draw: np.random.Generator) -> Tensor:
+    """Augment a batch of images (bytes, samples x 1 x 3 x side x side) anew each time it is used."""
     pixels = x[:, 0].permute(0, 2, 3, 1).cpu().numpy()
-    turned = np.stack([np.asarray(turn(Image.fromarray(np.ascontiguousarray(one)), draw)) for one in pixels])
-    return torch.from_numpy(turned).permute(0, 3, 1, 2)[:, None].to(x.device)
+    changed = [flip_and_rotate(Image.fromarray(np.ascontiguousarray(image)), draw) for image in pixels]
+    return (
+        torch.from_numpy(np.stack([np.asarray(image) for image in changed])).permute(0, 3, 1, 2)[:, None].to(x.device)
+    )
 
 
 def cache_folder() -> Path:
-    """Where features are kept."""
+    """The folder of cached features."""
     return cache_home() / "features"
 
 
 @dataclass(frozen=True)
 class Extractor:
-    """Turns pictures into what the trained part of a model takes: k views each, from the cache where they are there.
+    """Computes the inputs of a model's trained part: k views of each image, from the cache if they are there.
 
-    `depth` says how far the frozen part goes: `features` through the whole backbone, `maps` up to its last block,
-    `pixels` not at all (nothing is cached then).
+    `depth` is how far the frozen part goes: `features` is the whole backbone, `maps` all but its last block, `pixels`
+    nothing (then nothing is cached).
     """
 
-    body: str = "efficientnet_lite0"
+    backbone: str = "efficientnet_lite0"
     weights: str = ""
     views: int = 4
     depth: Depth = "features"
     cached: bool = True
-    size: int = SIZE  # pixels a side, for a network from scratch; a backbone knows its own
-    stain: str = "none"  # how stains are normalised
-    augment: str = "none"  # "stain": all views but the first are as another laboratory's
+    size: int = SIZE  # pixels a side, for a network from scratch; a backbone has its own
+    stain: str = "none"  # stain normalization
+    augment: str = "none"  # "stain": all views but the first look like another laboratory's
 
     @cached_property
     def network(self) -> Backbone:
-        """The backbone, made when it is first needed."""
-        return load_backbone(self.body, self.weights)
+        """The backbone, loaded when it is first needed."""
+        return load_backbone(self.backbone, self.weights)
 
     def preprocessing(self) -> str:
         """Digest of what is done with an image before anything is trained, the backbone's normalization included."""
@@ -98,27 +100,27 @@ class Extractor:
 
     @property
     def side(self) -> int:
-        """Pixels a side that pictures are brought to."""
-        return self.size if self.body in NETWORK_NAMES else self.network.size
+        """Pixels a side to which images are resized."""
+        return self.size if self.backbone in NETWORK_NAMES else self.network.size
 
     @cached_property
     def folder(self) -> Path:
-        """Where the features of this backbone and these views lie."""
-        name = re.sub(r"[^\w.-]+", "_", self.body)[-60:]  # of a file, a path
+        """The cache folder for this backbone and these views."""
+        name = re.sub(r"[^\w.-]+", "_", self.backbone)[-60:]  # the name of an exported backbone is a path
         prepared = "".join(f"-{how}" for how in (self.stain, self.augment) if how != "none")
         return cache_folder() / f"{name}-{weights_fingerprint(self.network)}-{self.depth}-{self.views}{prepared}"
 
-    def inputs(self, pictures: ImageSet) -> Any:
-        """What a model takes of these pictures, a row each."""
-        return self(pictures.files)
+    def inputs(self, images: ImageSet) -> Any:
+        """The model's input, one row for each image."""
+        return self(images.files)
 
     def __call__(
         self, files: Sequence[Path], progress: Callable[[int, int], None] | None = None
     ) -> npt.NDArray[np.float32] | Pixels:
-        """One row a file, in their order: an array files x views x what the depth gives."""
+        """An array of files x views x what `depth` gives, in the order of the files."""
         if not files:
             raise ValueError("there are no pictures to look at")
-        _ = self.side if self.depth == "pixels" else self.folder  # made here, once, not in every thread
+        _ = self.side if self.depth == "pixels" else self.folder  # loads the backbone once, not in every thread
         rows = []
         with one_thread(), ThreadPoolExecutor(core_count(), "mutirao-features") as pool:
             for i, row in enumerate(pool.map(self.of_file, files), 1):
@@ -128,7 +130,7 @@ class Extractor:
         return np.stack(rows)
 
     def of_file(self, file: Path) -> npt.NDArray[Any]:
-        """The views of one file; an unreadable one is named."""
+        """The views of one file; UnreadableError names it if it cannot be read."""
         try:
             return self.of_content(file.read_bytes())
         except UnreadableError as error:
@@ -137,26 +139,26 @@ class Extractor:
             raise UnreadableError(f"{file}: {error.strerror or error}") from error
 
     def of_content(self, content: bytes) -> npt.NDArray[Any]:
-        """The views of one picture; alone in its batch, so that its company cannot change a bit of them."""
+        """The views of one image; a batch of its own, so that other images cannot change a bit of the result."""
         name = hashlib.sha256(content).hexdigest()
         if self.depth == "pixels":
-            return self.look(content, name)
+            return self.views_of_content(content, name)
         kept = self.folder / name[:2] / f"{name}.npy"
         if self.cached and (found := self._load(kept)) is not None:
             return found
-        made = self.of_pixels(self.look(content, name))
+        features = self.of_pixels(self.views_of_content(content, name))
         if self.cached:
             stream = io.BytesIO()
-            np.save(stream, made)
-            with contextlib.suppress(OSError):  # a cache that cannot be written is only slow
+            np.save(stream, features)
+            with contextlib.suppress(OSError):  # without a cache the next run is only slower
                 write_whole(kept, stream.getvalue(), durable=False)
-        return made
+        return features
 
-    def look(self, content: bytes, name: str) -> Pixels:
-        """The picture's views, its stain normalised first and augmented last, if that is asked for."""
+    def views_of_content(self, content: bytes, name: str) -> Pixels:
+        """The image's views: stain normalization comes first, stain augmentation last, if they are set."""
         plain = picture(content)
         if self.stain != "none":
-            plain = normalised(plain, self.stain, self.side)
+            plain = normalize_stain(plain, self.stain, self.side)
         views = views_of(plain, name, self.views, self.side)
         if self.augment == "stain":
             for k in range(1, len(views)):
@@ -175,6 +177,6 @@ class Extractor:
         try:
             found: npt.NDArray[np.float32] = np.load(kept, allow_pickle=False)
         except (OSError, ValueError, EOFError, SystemError):
-            return None  # not there, or damaged, or Python 3.11 has parsed two headers at once: it is made anew
+            return None  # absent or damaged, or Python 3.11 parsed two headers at once: it is computed again
         sound = found.dtype == np.float32 and found.ndim >= 2 and len(found) == self.views and np.isfinite(found).all()
         return found if sound else None

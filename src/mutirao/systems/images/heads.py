@@ -1,4 +1,4 @@
-"""The part of a model that is trained: a head on frozen features, with more of the backbone where that is asked for."""
+"""The trained part of a model: a linear head on a backbone's features, with the last block or all of the backbone."""
 
 import copy
 from typing import Any
@@ -17,7 +17,7 @@ from mutirao.training.torch_device import device_of
 
 
 class OneView(nn.Module):
-    """Of the k views of each sample one by lot in training, the picture as it is otherwise: samples x views x ..."""
+    """Selects one view of each sample (samples x views x ...): at random in training, else the unchanged image."""
 
     def forward(self, x: Tensor) -> Tensor:
         """One view of each sample."""
@@ -27,9 +27,9 @@ class OneView(nn.Module):
 
 
 def trained_part(backbone: Backbone, trainable: Trainable, classes: int) -> nn.Module:
-    """What the hospitals train together and what travels: a linear head, with the last block, or with all.
+    """The module that hospitals train and send: a linear head, with the last block or all of the backbone.
 
-    The head starts from zero: every class is equally likely until somebody has seen a cell.
+    The head starts from zeros, so that before training every class is equally likely.
     """
     head = nn.Linear(backbone.width, classes)
     nn.init.zeros_(head.weight)
@@ -40,27 +40,31 @@ def trained_part(backbone: Backbone, trainable: Trainable, classes: int) -> nn.M
     return nn.Sequential(OneView(), part, head)
 
 
-class Whole(nn.Module):
-    """Pictures of bytes in, probabilities of the classes out: backbone and trained part together, as it is exported."""
+class FullNetwork(nn.Module):
+    """Backbone and trained part as one network, from images (bytes) to class probabilities, as it is exported."""
 
     def __init__(self, backbone: Backbone, part: nn.Module, trainable: Trainable) -> None:
         super().__init__()
         frozen = {"head": backbone, "last_block": backbone.trunk, "all": nn.Identity()}
         self.frozen: nn.Module = copy.deepcopy(frozen[trainable])
-        self.trained = nn.Sequential(*list(part.children())[1:])  # without the choice of a view
+        self.trained = nn.Sequential(*list(part.children())[1:])  # without OneView
 
     def forward(self, x: Tensor) -> Tensor:
-        """Probabilities, a row a picture."""
+        """One row of class probabilities for each image."""
         return torch.softmax(self.trained(self.frozen(x)), -1)
 
 
 def probabilities(model: nn.Module, x: Any) -> npt.NDArray[np.float64]:
-    """The class probabilities by a trained part of each picture as it is; `x` are the pictures' views, or bags."""
+    """Class probabilities of images by a trained part, in evaluation mode; `x` are the images' views, or bags."""
     model.eval()
-    held, place = Samples(x, np.zeros(len(x[0] if isinstance(x, tuple) else x))), device_of(model)
-    batches = (held.batch(slice(i, i + 64))[0] for i in range(0, len(held), 64))
+    count = len(x[0] if isinstance(x, tuple) else x)
+    samples = Samples(x, np.zeros(count))
+    device = device_of(model)
+    rows = []
     with one_thread(), torch.inference_mode():
-        found_in = (call_model(model, map_tensors(batch, lambda t: t.to(place))) for batch in batches)
-        rows = [torch.softmax(scores.cpu().double(), -1) for scores in found_in]
+        for start in range(0, count, 64):
+            batch = samples.batch(slice(start, start + 64))[0]
+            logits = call_model(model, map_tensors(batch, lambda t: t.to(device)))
+            rows.append(torch.softmax(logits.cpu().double(), -1))
     found: npt.NDArray[np.float64] = torch.cat(rows).numpy()
-    return np.nan_to_num(found)  # a diverged model finds nothing; the round itself names it
+    return np.nan_to_num(found)  # a diverged model gives NaN here; the round itself reports that

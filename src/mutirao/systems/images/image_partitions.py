@@ -1,4 +1,4 @@
-"""Who gets which pictures: how they are dealt to hospitals, and a federation's folders made of them."""
+"""Partition images among hospitals, and write a folder for each of them."""
 
 import functools
 import inspect
@@ -17,37 +17,37 @@ from mutirao.errors import ConfigError
 
 
 def even(labels: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Rows]:
-    """Each class shuffled and dealt out evenly; what is left over goes to those who have least so far.
+    """Each class shuffled and distributed evenly; the remainder goes to the clients with the fewest images so far.
 
     >>> [len(p) for p in even([0, 0, 0, 0, 1, 1], 3, np.random.default_rng(0))]
     [2, 2, 2]
     """
     y = np.asarray(labels)
-    hands: list[list[int]] = [[] for _ in range(clients)]
+    parts: list[list[int]] = [[] for _ in range(clients)]
     for label in np.unique(y):
         shuffled = rng.permutation(np.flatnonzero(y == label))
-        order = sorted(range(clients), key=lambda k: len(hands[k]))
+        order = sorted(range(clients), key=lambda k: len(parts[k]))
         for i, row in enumerate(shuffled):
-            hands[order[i % clients]].append(int(row))
-    if not all(hands):
+            parts[order[i % clients]].append(int(row))
+    if not all(parts):
         raise ConfigError(f"{len(y)} pictures are too few for {clients} clients")
-    return [np.sort(np.array(hand, np.intp)) for hand in hands]
+    return [np.sort(np.array(part, np.intp)) for part in parts]
 
 
 def auto(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, laboratories: npt.ArrayLike = ()) -> list[Rows]:
-    """Each picture to its own client, where that is known; otherwise `even`.
+    """Each image to the client it belongs to, if that is known for all; else `even`.
 
     >>> [rows.tolist() for rows in auto([0, 1, 0], 2, np.random.default_rng(0), laboratories=["rio", "sul", "rio"])]
     [[0, 2], [1]]
     """
     known = np.asarray(laboratories).astype(bool)
-    return (
-        partitioning.natural(laboratories, clients, rng) if known.size and known.all() else even(labels, clients, rng)
-    )
+    if known.size and known.all():
+        return partitioning.natural(laboratories, clients, rng)
+    return even(labels, clients, rng)
 
 
 def by_laboratory(laboratories: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Rows]:
-    """Each laboratory a hospital; with fewer hospitals, whole laboratories are dealt to them.
+    """Each laboratory is a hospital; with fewer hospitals, whole laboratories are assigned to them.
 
     >>> [rows.tolist() for rows in by_laboratory(["rio", "sul", "rio"], 2, np.random.default_rng(0))]
     [[0, 2], [1]]
@@ -58,7 +58,7 @@ def by_laboratory(laboratories: npt.ArrayLike, clients: int, rng: np.random.Gene
 
 
 def by_slide(slides: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Rows]:
-    """Whole slides to hospitals, as evenly as possible; a picture of an unknown slide counts as a slide.
+    """Assign whole slides to hospitals, as evenly as possible; an image of an unknown slide counts as a slide.
 
     >>> parts = by_slide(["s1", "s1", "s2", "s3"], 2, np.random.default_rng(0))
     >>> sorted(len(rows) for rows in parts)  # no slide is at two hospitals
@@ -69,7 +69,7 @@ def by_slide(slides: npt.ArrayLike, clients: int, rng: np.random.Generator) -> l
 
 
 NAMES: dict[str, Callable[..., list[Rows]]] = {
-    **{k: deal for k, deal in partitioning.NAMES.items() if k != "noise"},  # pictures are read as they are
+    **{name: split for name, split in partitioning.NAMES.items() if name != "noise"},  # files cannot be changed
     "auto": auto,
     "even": even,
     "by_laboratory": by_laboratory,
@@ -80,8 +80,8 @@ NAMES: dict[str, Callable[..., list[Rows]]] = {
 def partition_images(
     split: Callable[..., list[Rows]], pictures: ImageSet, clients: int, rng: np.random.Generator
 ) -> list[Rows]:
-    """Call a split with what it takes."""
-    offers = {
+    """Call a partition function with the arguments that it takes."""
+    arguments = {
         "labels": pictures.labels,
         "keys": pictures.slides,
         "slides": pictures.slides,
@@ -91,10 +91,12 @@ def partition_images(
         "rng": rng,
     }
     inner = split.func if isinstance(split, functools.partial) else split
-    takes = inspect.signature(inner).parameters
-    if "owners" in takes and not (pictures.laboratories != "").all():
-        raise ConfigError("partition=natural: whose the pictures are is not known; a table's column 'client' says it")
-    return split(**{name: value for name, value in offers.items() if name in takes})
+    parameters = inspect.signature(inner).parameters
+    if "owners" in parameters and not (pictures.laboratories != "").all():
+        raise ConfigError(
+            "partition=natural: it is unknown which client each picture belongs to; add column 'client' to the table"
+        )
+    return split(**{name: value for name, value in arguments.items() if name in parameters})
 
 
 def write_client_folders(
@@ -109,24 +111,25 @@ def write_client_folders(
 ) -> dict[str, int]:
     """Write `client_1/ .. client_k/` and `global_test/` from `Training/` and `Test/`, or from one folder of classes.
 
-    Every client has a folder for every class, empty or not, so that all agree on the list. The folder appears whole
-    or not at all. Returns how many pictures each got.
+    Every client has a folder for every class, empty or not, so that all have the same class list. The folder appears
+    complete or not at all. Returns the number of images of each client.
     """
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} is not empty; choose another --out")
     train, test = read_both(source, slide, share, seed)
     parts = partition_images(split, train, clients, rng)
-    shares = {f"client_{k}": train.take(part) for k, part in enumerate(parts, 1)} | {GLOBAL_TEST: test}
+    shares = {f"client_{k}": train.take(part) for k, part in enumerate(parts, 1)}
+    shares[GLOBAL_TEST] = test
     building = out.with_name(f".{out.name}.part")
     if building.exists():
         shutil.rmtree(building)
-    for name, held_here in shares.items():
-        for folder in held_here.classes:
+    for name, images in shares.items():
+        for folder in images.classes:
             (building / name / folder).mkdir(parents=True)
-        for file, label in zip(held_here.files, held_here.labels, strict=True):
-            shutil.copyfile(file, building / name / held_here.classes[label] / file.name)
+        for file, label in zip(images.files, images.labels, strict=True):
+            shutil.copyfile(file, building / name / images.classes[label] / file.name)
     copy_scale(source, *(building / name for name in shares))
     if out.exists():
         out.rmdir()
     building.replace(out)
-    return {name: len(found) for name, found in shares.items()}
+    return {name: len(images) for name, images in shares.items()}

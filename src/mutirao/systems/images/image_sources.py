@@ -1,7 +1,7 @@
-"""Where the pictures of a federation come from: what each client holds, and the common test set.
+"""Sources of images: each client's images and the common test set, from folders or a table.
 
-A folder of classes or a table is split here, `Training/` and `Test/` are taken as they are, and `client_*/` with
-`global_test/` is a federation already: each party needs only its own of these folders, or its own rows of a table.
+A folder of classes or a table is split here, and `Training/` is partitioned among clients. Folders `client_*/` and
+`global_test/` are already a federation: each site needs only its own folder, or its own rows of a table.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,85 +36,86 @@ from mutirao.systems.images.image_partitions import partition_images
 
 @dataclass(frozen=True)
 class Sources:
-    """What each client holds and the common test set, read when asked for, and the classes they have."""
+    """Each client's images and the common test set, read when first used, and the classes."""
 
     hospitals: Mapping[str, Callable[[], ImageSet]]
     test: Callable[[], ImageSet]
     classes: tuple[str, ...]
     has_test: bool = True
-    own: bool = False  # whether it is all one party's, whatever that is called
+    is_one_site: bool = False  # all images belong to one site, whatever its name
 
 
 def find_image_sources(
     root: Path, config: Any, group: str, classes: tuple[str, ...] = (), rows_of: RowsOf = as_they_are
 ) -> Sources:
-    """The parties that a folder or table describes; `group` says which pictures belong together, such as a slide's."""
+    """Read a folder or table; `group` tells which images belong together, such as those of one slide."""
     if (root / GLOBAL_TEST).is_dir() or clients_in(root):
         return read_prepared(root, config.clients, group)
     train, test = read_both(root, group, config.test, derive_seed(config.seed, 0, "test split"), classes, rows_of)
     split = build("partition", config.partition)
     parts = partition_images(split, train, config.clients, rng(config.seed, 0, "partition"))
     named = config.partition.name in ("natural", "auto") and (train.laboratories != "").all()
-    hospitals = {
-        str(train.laboratories[part[0]]) if named else f"client_{k}": partial(train.take, part)
-        for k, part in enumerate(parts, 1)
-    }
+    hospitals = {}
+    for k, part in enumerate(parts, 1):
+        name = str(train.laboratories[part[0]]) if named else f"client_{k}"
+        hospitals[name] = partial(train.take, part)
     return Sources(hospitals, lambda: test, train.classes)
 
 
 def read_prepared(root: Path, clients: int, group: str) -> Sources:
-    """A federation as `mutirao data prepare` writes it, or the part of it that one party has."""
-    folders, test_folder = clients_in(root), root / GLOBAL_TEST
+    """Read a federation as `mutirao data prepare` writes it, or the part of it that one site has."""
+    folders = clients_in(root)
+    test_folder = root / GLOBAL_TEST
     has_test = test_folder.is_dir()
 
     @cache
     def test() -> ImageSet:
         return read_image_folder(test_folder, group)
 
-    def hold(folder: Path) -> ImageSet:
+    def read_client(folder: Path) -> ImageSet:
         found = read_image_folder(folder, group)
         if has_test:
             refuse_shared(found, test())
         return found
 
-    hospitals: dict[str, Callable[[], ImageSet]] = {p.name: cache(partial(hold, p)) for p in folders}
-    lists = {p.name: [c.name for c in class_folders(p)] for p in [*folders, *([test_folder] if has_test else [])]}
-    return Sources(hospitals or held_elsewhere(root, clients), test, agree(lists), has_test)
+    hospitals: dict[str, Callable[[], ImageSet]] = {p.name: cache(partial(read_client, p)) for p in folders}
+    class_lists: dict[str, list[str]] = {}
+    for folder in [*folders, test_folder] if has_test else folders:
+        class_lists[folder.name] = [path.name for path in class_folders(folder)]
+    return Sources(hospitals or remote_clients(root, clients), test, agree(class_lists), has_test)
 
 
 def read_own(root: Path | None, clients: int, group: str, classes: tuple[str, ...]) -> Sources:
-    """One party's own pictures: a site trains on them, the server judges by them if it has any.
+    """Read one site's own images: a site trains on them, the server evaluates on them.
 
-    All in a folder of classes, in Training/ and Test/ together, or in a table is that party's: nothing is dealt, and
-    no more held out than it keeps back to validate on. Only client_*/ and global_test/ say whose pictures are.
+    All images of a folder of classes, of Training/ and Test/ together, or of a table belong to that site: nothing is
+    partitioned, and no test set is held out. Folders client_*/ and global_test/ keep their meaning.
     """
     if root is None:
         if len(classes) < 2:
             raise ConfigError("classes: name them, separated by commas; the server has no pictures to see them from")
-        none = held_elsewhere("the server", clients)
-        return Sources(none, next(iter(none.values())), classes, has_test=False, own=True)
+        remote = remote_clients("the server", clients)
+        return Sources(remote, next(iter(remote.values())), classes, has_test=False, is_one_site=True)
     if (root / GLOBAL_TEST).is_dir() or clients_in(root):
         return read_prepared(root, clients, group)
     everything = read_whole(root, group, classes)
-    return Sources(
-        {f"client_{k}": lambda: everything for k in range(1, clients + 1)},
-        *(lambda: everything, everything.classes),
-        own=True,
-    )
+    hospitals = {f"client_{k}": lambda: everything for k in range(1, clients + 1)}
+    return Sources(hospitals, lambda: everything, everything.classes, is_one_site=True)
 
 
 def read_whole(root: Path, group: str, classes: tuple[str, ...]) -> ImageSet:
-    """All pictures of one party, of any layout but that of clients' own folders."""
+    """Read all images of one site, of any layout but that of client folders."""
     if root.is_file():
         return read_listed(root, group, classes)
     parts = [root / name for name in (TRAINING, TEST) if (root / name).is_dir()]
     return concatenate_image_sets({str(part): read_image_folder(part, group) for part in parts or [root]})
 
 
-def held_elsewhere(where: Path | str, clients: int) -> dict[str, Callable[[], ImageSet]]:
-    """The clients as the server sees them: they hold their own pictures."""
+def remote_clients(where: Path | str, clients: int) -> dict[str, Callable[[], ImageSet]]:
+    """Clients whose images are at their own sites: reading them here raises ConfigError."""
 
     def refuse(name: str) -> ImageSet:
-        raise ConfigError(f"{where} has no pictures of {name}; this party does not hold them")
+        raise ConfigError(f"{where} has no pictures of {name}; they are at another site")
 
-    return {(name := f"client_{k}"): partial(refuse, name) for k in range(1, clients + 1)}
+    names = [f"client_{k}" for k in range(1, clients + 1)]
+    return {name: partial(refuse, name) for name in names}

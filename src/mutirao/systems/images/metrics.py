@@ -1,4 +1,4 @@
-"""What a screening model is judged by: not how often it is right, but what it misses and how sure it is."""
+"""Metrics of a screening model: sensitivity, AUC, calibration, and their intervals over slides."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -16,14 +16,8 @@ from mutirao.metrics import auc, balanced_accuracy, confusion, recalls, softmax
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-REPORTED_METRICS = (
-    "balanced_accuracy",
-    "accuracy",
-    "loss",
-    "ece",
-    "auc",
-    "sensitivity@95",
-)  # by a hospital, of a model
+# The metrics that a hospital reports of a model.
+REPORTED_METRICS = ("balanced_accuracy", "accuracy", "loss", "ece", "auc", "sensitivity@95")
 
 
 def sensitivity_at(scores: npt.ArrayLike, positive: npt.ArrayLike, specificity: float = 0.95) -> float:
@@ -33,7 +27,8 @@ def sensitivity_at(scores: npt.ArrayLike, positive: npt.ArrayLike, specificity: 
     >>> sensitivity_at(scores, positive, specificity=0.95), sensitivity_at(scores, positive, specificity=0.75)
     (0.5, 1.0)
     """
-    s, y = np.asarray(scores, np.float64), np.asarray(positive, bool)
+    s = np.asarray(scores, np.float64)
+    y = np.asarray(positive, bool)
     if y.all() or not y.any():
         return float("nan")
     negatives = np.sort(s[~y])
@@ -47,18 +42,20 @@ def ece(probabilities: npt.ArrayLike, labels: npt.ArrayLike, bins: int = 15) -> 
 
     Guo et al., "On Calibration of Modern Neural Networks", ICML 2017: the confidence is the largest probability.
 
-    A model that says 0.9 and is right nine times out of ten is calibrated; one that is right half of the time is not:
+    A model that predicts 0.9 and is right nine times out of ten is calibrated; one that is right half the time is not:
 
-    >>> said = np.tile([0.9, 0.1], (10, 1))
-    >>> round(ece(said, [0] * 9 + [1]), 2), round(ece(said, [0] * 5 + [1] * 5), 2)
+    >>> predicted = np.tile([0.9, 0.1], (10, 1))
+    >>> round(ece(predicted, [0] * 9 + [1]), 2), round(ece(predicted, [0] * 5 + [1] * 5), 2)
     (0.0, 0.4)
     """
-    p, y = np.asarray(probabilities, np.float64), np.asarray(labels)
+    p = np.asarray(probabilities, np.float64)
+    y = np.asarray(labels)
     if not len(y):
         return float("nan")
-    sure, right = p.max(1), p.argmax(1) == y
-    place = np.minimum((sure * bins).astype(np.int64), bins - 1)
-    gaps = np.bincount(place, right - sure, minlength=bins)
+    confidence = p.max(1)
+    correct = p.argmax(1) == y
+    bin_of = np.minimum((confidence * bins).astype(np.int64), bins - 1)
+    gaps = np.bincount(bin_of, correct - confidence, minlength=bins)
     return float(np.abs(gaps).sum() / len(y))
 
 
@@ -70,84 +67,94 @@ def auc_interval(
     level: float = 0.95,
     draws: int = 1000,
 ) -> tuple[float, float]:
-    """An interval of the AUC over slides."""
-    s, y = np.asarray(scores, np.float64), np.asarray(positive, bool)
-    return interval_over(groups, lambda rows: auc(s[rows], y[rows]), rng, level, draws)
+    """Bootstrap interval of the AUC over slides."""
+    s = np.asarray(scores, np.float64)
+    y = np.asarray(positive, bool)
+    return bootstrap_interval(groups, lambda rows: auc(s[rows], y[rows]), rng, level, draws)
 
 
-def interval_over(
+def bootstrap_interval(
     groups: npt.ArrayLike,
-    figure: Callable[[npt.NDArray[np.intp]], float],
+    metric: Callable[[npt.NDArray[np.intp]], float],
     rng: np.random.Generator,
     level: float = 0.95,
     draws: int = 1000,
 ) -> tuple[float, float]:
-    """An interval of a figure by drawing whole groups (slides) with replacement: cells of one slide are no news."""
+    """Cluster bootstrap interval of a metric, resampling whole groups: cells of one slide are not independent."""
     _, key = np.unique(np.asarray(groups), return_inverse=True)
     members = [np.flatnonzero(key == k) for k in range(int(key.max()) + 1)]
-    drawn = (rng.integers(0, len(members), len(members)) for _ in range(draws))
-    rows = (np.concatenate([members[k] for k in some]) for some in drawn)
-    values = [figure(some) for some in rows]
+    values = []
+    for _ in range(draws):
+        sampled = rng.integers(0, len(members), len(members))
+        values.append(metric(np.concatenate([members[k] for k in sampled])))
     low, high = np.nanpercentile(values, [50 * (1 - level), 50 * (1 + level)])
     return float(low), float(high)
 
 
 def abnormal_classes(classes: Sequence[str], normal: str) -> npt.NDArray[np.bool_]:
-    """Which classes are abnormal: all that no pattern in `normal` ("normal*, NILM") fits; upper and lower case alike.
+    """Which classes are abnormal: those that match no pattern in `normal` ("normal*, NILM"), whatever the case.
 
     >>> abnormal_classes(["normal_columnar", "light_dysplastic"], "normal*").tolist()
     [False, True]
     """
     patterns = [p.strip().lower() for p in normal.split(",") if p.strip()]
-    return np.array([not any(fnmatchcase(c.lower(), p) for p in patterns) for c in classes])
+
+    def is_normal(name: str) -> bool:
+        return any(fnmatchcase(name.lower(), pattern) for pattern in patterns)
+
+    return np.array([not is_normal(name) for name in classes])
 
 
-def diagnose(
+def screening_metrics(
     probabilities: npt.ArrayLike, labels: npt.ArrayLike, classes: Sequence[str], abnormal: npt.NDArray[np.bool_]
 ) -> dict[str, float]:
-    """All figures of a test set; those of normal against abnormal only if there are both kinds of classes.
+    """All metrics of a test set; those of normal against abnormal only if there are both kinds of classes.
 
-    >>> said = [[0.9, 0.1], [0.2, 0.8], [0.3, 0.7], [0.8, 0.2]]
-    >>> figures = diagnose(said, [0, 1, 1, 0], ["NILM", "HSIL"], np.array([False, True]))
-    >>> figures["balanced_accuracy"], figures["auc"]
+    >>> predicted = [[0.9, 0.1], [0.2, 0.8], [0.3, 0.7], [0.8, 0.2]]
+    >>> found = screening_metrics(predicted, [0, 1, 1, 0], ["NILM", "HSIL"], np.array([False, True]))
+    >>> found["balanced_accuracy"], found["auc"]
     (1.0, 1.0)
     """
-    p, y = np.asarray(probabilities, np.float64), np.asarray(labels, np.int64)
-    found = p.argmax(1)
+    p = np.asarray(probabilities, np.float64)
+    y = np.asarray(labels, np.int64)
+    predicted = p.argmax(1)
     chosen = np.clip(p[np.arange(len(y)), y], 1e-12, 1.0)
-    figures = {
+    metrics = {
         "loss": float(-np.log(chosen).mean()),
-        "accuracy": float((found == y).mean()),
-        "balanced_accuracy": balanced_accuracy(y, found, len(classes)),
+        "accuracy": float((predicted == y).mean()),
+        "balanced_accuracy": balanced_accuracy(y, predicted, len(classes)),
         "ece": ece(p, y),
     }
     if abnormal.any() and not abnormal.all():
-        score, positive = p[:, abnormal].sum(1), abnormal[y]
-        figures["auc"] = auc(score, positive)
-        figures["sensitivity@95"] = sensitivity_at(score, positive, 0.95)
-    per_class = recalls(confusion(y, found, len(classes)))
-    return figures | {f"recall_{name}": float(r) for name, r in zip(classes, per_class, strict=True) if r == r}
+        score = p[:, abnormal].sum(1)
+        positive = abnormal[y]
+        metrics["auc"] = auc(score, positive)
+        metrics["sensitivity@95"] = sensitivity_at(score, positive, 0.95)
+    for name, recall in zip(classes, recalls(confusion(y, predicted, len(classes))), strict=True):
+        if not np.isnan(recall):  # a class without samples has none
+            metrics[f"recall_{name}"] = float(recall)
+    return metrics
 
 
-def diagnose_outputs(
+def client_metrics(
     classes: Sequence[str], abnormal: npt.NDArray[np.bool_], outputs: npt.ArrayLike, labels: npt.ArrayLike
 ) -> dict[str, float]:
-    """What a hospital tells of a model's outputs: the same figures, but for recalls, and what it cannot say."""
+    """The metrics that a hospital reports of a model's logits: no recalls, and only finite values."""
     p = softmax(outputs)
-    found = diagnose(p, labels, classes, abnormal) if np.isfinite(p).all() else {}
+    found = screening_metrics(p, labels, classes, abnormal) if np.isfinite(p).all() else {}
     return {name: found[name] for name in REPORTED_METRICS if np.isfinite(found.get(name, np.nan))}
 
 
 @dataclass(frozen=True, eq=False)
 class Confusion:
-    """What was taken for what: `counts` has a row a true class and a column a predicted one."""
+    """Confusion matrix: `counts` has a row for each true class and a column for each predicted one."""
 
     classes: tuple[str, ...]
     counts: Ints
 
     @classmethod
     def of(cls, labels: Ints, probabilities: Floats, classes: Sequence[str]) -> "Confusion":
-        """From the true classes and what the model finds likely."""
+        """From the true classes and the predicted probabilities."""
         return cls(tuple(classes), confusion(labels, probabilities.argmax(1), len(classes)))
 
 
@@ -159,33 +166,35 @@ def write_verdict(
     classes: Sequence[str],
     abnormal: npt.NDArray[np.bool_],
     rng: np.random.Generator,
-    judged: str = "pictures",
+    unit: str = "pictures",
     **more: Any,
 ) -> None:
-    """Write all figures of the last model on the test set, and `more`; AUC and accuracy with intervals over slides.
+    """Write the last model's test metrics, and `more`; AUC and accuracy have intervals over slides.
 
-    `judged` says what a row is: pictures, or slides.
+    `unit` is what a row is: pictures, or slides.
     """
     found = {
         **more,
-        "judged": judged,
-        judged: len(labels),
+        "judged": unit,
+        unit: len(labels),
         "slides": len(set(slides.tolist()) - {""}),
         "classes": list(classes),
         "abnormal": [c for c, a in zip(classes, abnormal, strict=True) if a],
         "confusion": confusion(labels, probabilities.argmax(1), len(classes)).tolist(),
-        **diagnose(probabilities, labels, classes, abnormal),
+        **screening_metrics(probabilities, labels, classes, abnormal),
     }
     groups = np.array([s or f"picture {i}" for i, s in enumerate(slides.tolist())])
-    right = probabilities.argmax(1) == labels
-    found["accuracy_interval"] = interval_over(groups, lambda rows: float(right[rows].mean()), rng)
+    correct = probabilities.argmax(1) == labels
+    found["accuracy_interval"] = bootstrap_interval(groups, lambda rows: float(correct[rows].mean()), rng)
     positive = abnormal[labels]
     if positive.any() and not positive.all():
         score = probabilities[:, abnormal].sum(1)
         found["auc_interval"] = auc_interval(score, positive, groups, rng)
-        thresholds = np.unique(score)[:: max(1, len(np.unique(score)) // 200)]
-        found["roc"] = [
-            [round(float((score[~positive] >= t).mean()), 4), round(float((score[positive] >= t).mean()), 4)]
-            for t in thresholds
-        ]
+        distinct = np.unique(score)
+        curve = []
+        for threshold in distinct[:: max(1, len(distinct) // 200)]:
+            false_positives = float((score[~positive] >= threshold).mean())
+            true_positives = float((score[positive] >= threshold).mean())
+            curve.append([round(false_positives, 4), round(true_positives, 4)])
+        found["roc"] = curve
     write_whole(path, json.dumps(found, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""Small networks: for pictures of bytes of any size, which they normalise in their first layer, and for rows."""
+"""Small networks trained from scratch: for images (bytes) of any size, normalized in the first layer, and for rows."""
 
 import itertools
 import math
@@ -78,29 +78,29 @@ CIFAR10_STD = (0.2470, 0.2435, 0.2616)
 
 
 class Normalize(nn.Module):
-    """Bytes to numbers: (x / 255 - mean) / deviation by channel, with CIFAR-10's usual figures."""
+    """Bytes to floats: (x / 255 - mean) / std by channel; the defaults are those of CIFAR-10."""
 
     scale: Tensor
     shift: Tensor
 
     def __init__(self, mean: tuple[float, ...] = CIFAR10_MEAN, std: tuple[float, ...] = CIFAR10_STD) -> None:
         super().__init__()
-        # Not part of the state: constants need not travel, and nobody should average them.
+        # Not part of the state: constants need not be sent, and averaging would round them.
         self.register_buffer("scale", 1 / (255 * torch.tensor(std)).view(1, -1, 1, 1), persistent=False)
         self.register_buffer("shift", -(torch.tensor(mean) / torch.tensor(std)).view(1, -1, 1, 1), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise a batch of images."""
+        """Normalize a batch of images."""
         return x.float() * self.scale + self.shift
 
 
 def normalize(channels: int) -> Normalize:
-    """The first layer for pictures of so many channels; others than CIFAR-10's three have about its figures."""
+    """The first layer for images of so many channels; without CIFAR-10's three channels, mean 0.5 and std 0.25."""
     return Normalize() if channels == 3 else Normalize((0.5,) * channels, (0.25,) * channels)
 
 
 def sides_of(shape: tuple[int, ...]) -> tuple[int, list[int]]:
-    """Channels, and the pixels of both sides, of pictures that are large enough for convolutions."""
+    """The channels and both sides of an image shape; ConfigError if it is too small for convolutions."""
     channels, *sides = shape
     if min(sides) < SMALLEST:
         raise ConfigError(f"model: pictures of {' x '.join(map(str, sides))} are too small for convolutions; use mlp")
@@ -116,8 +116,8 @@ def convolutional(
     that, convolutions are padded.
     """
     deep, sides = sides_of(shape)
-    least, size, step = min(sides), *pool
-    pad = 0 if least >= UNPADDED else 2
+    size, step = pool
+    pad = 0 if min(sides) >= UNPADDED else 2
     layers: list[nn.Module] = [normalize(deep)]  # and three for each convolution
     for into, out in itertools.chain([(deep, channels), (channels, more)], itertools.repeat((more, more))):
         if len(layers) > 6 and (max(sides) <= 8 or min(sides) + 2 * pad - 4 < size):
@@ -161,7 +161,8 @@ def deep(shape: tuple[int, ...] = PICTURE, outputs: int = 10) -> nn.Module:
         sides = [side + 2 * pad - 2 for side in sides]
         layers += [nn.Conv2d(into, out, 3, padding=pad), nn.ReLU()]
         if min(sides) > 1:  # there is something left to pool
-            layers, sides = [*layers, nn.MaxPool2d(2)], [side // 2 for side in sides]
+            layers.append(nn.MaxPool2d(2))
+            sides = [side // 2 for side in sides]
     width = 128 * math.prod(sides)
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(width, 512), nn.ReLU(), nn.Linear(512, outputs))
 
@@ -178,7 +179,7 @@ def mlp(inputs: int = 64, width: int = 64, outputs: int = 10) -> nn.Sequential:
 
 
 def make_network(name: str, shape: tuple[int, ...], width: int, outputs: int) -> nn.Module:
-    """A network for samples of that shape with so many outputs: for rows dense, or else the one of that name.
+    """A network for samples of that shape: dense for rows, else the one of that name.
 
     >>> network = make_network("small", (3, 32, 32), width=64, outputs=10)
     >>> sum(p.numel() for p in network.parameters())
@@ -194,7 +195,7 @@ def make_network(name: str, shape: tuple[int, ...], width: int, outputs: int) ->
 
 
 def call_factory(path: str, shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """What a function of the user's own, `package.module:name`, makes for samples of that shape: a torch module."""
+    """Call a user's function, `package.module:name`, with the sample shape and the number of outputs."""
     check_module("model", path)
     make = load_name(path)
     try:
@@ -202,12 +203,12 @@ def call_factory(path: str, shape: tuple[int, ...], outputs: int) -> nn.Module:
     except Exception as error:  # a user's function may raise anything
         raise ConfigError(f"model: {path!r} fails for ({shape}, {outputs}): {one_line(error)}") from error
     if not isinstance(found, nn.Module):
-        raise ConfigError(f"model: {path!r} gives a {type(found).__name__}, not a torch module")
+        raise ConfigError(f"model: {path!r} gives a {type(found).__name__}; expected a torch.nn.Module")
     return found
 
 
 def replace_head(network: nn.Module, outputs: int) -> nn.Module:
-    """The network with a last layer of so many outputs, drawn anew."""
+    """The network with a new, randomly initialized last layer of so many outputs."""
     layers = list(network.children())
     return nn.Sequential(*layers[:-1], nn.Linear(layers[-1].in_features, outputs))  # type: ignore[arg-type]
 

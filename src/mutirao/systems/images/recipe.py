@@ -8,7 +8,7 @@ from mutirao.config import OPTIMIZERS, Common, Part, setting
 from mutirao.core.client_evaluation import weighted_client_metrics
 from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Round, Run
-from mutirao.datasets.labelled import JUDGES, is_arrays
+from mutirao.datasets.labelled import EVALUATION_SPLITS, is_arrays
 from mutirao.datasets.locations import find_data
 from mutirao.errors import ConfigError
 from mutirao.experiments.artifacts import Exhibits, Picture
@@ -21,7 +21,7 @@ from mutirao.systems.images.choices import BACKBONE_CHOICES, ELSEWHERE, NETWORK_
 from mutirao.systems.images.image_sources import find_image_sources, read_own
 from mutirao.systems.images.metrics import Confusion
 
-FIGURES = ("accuracy", "balanced_accuracy", "auc", "f1", "log_loss", "loss")
+METRICS = ("accuracy", "balanced_accuracy", "auc", "f1", "log_loss", "loss")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,25 +29,25 @@ class Config(Common):
     """Settings of the images recipe."""
 
     rounds: int = setting(10, "how many rounds", low=1)
-    clients: int = setting(10, "how many clients; at most, if the data say whose pictures they are", low=1)
+    clients: int = setting(10, "how many clients; at most, if the data say which client each picture belongs to", low=1)
     per_round: int | float = setting(1.0, "clients selected a round: a count, or a share", low=1e-9)
     batch_size: int = setting(32, "samples a step", low=1)
     lr: float = setting(1e-3, "learning rate of the clients", low=1e-12)
     optimizer: str = setting("adam", "optimiser of the clients", choices=OPTIMIZERS)
-    keep_optimizer: bool = setting(False, "keep the optimiser's state (Adam's moments) where it is from round to round")
+    keep_optimizer: bool = setting(False, "keep the optimiser's state (Adam's moments) at the client between rounds")
     data: str = setting(
         "synthetic",
         "a folder by class, a CSV of file,label[,client][,group], a set by name, 'none': with the sites alone",
     )
     partition: Part = setting(
-        Part("auto", home="mutirao.systems.images.image_partitions"), "how pictures are dealt to clients"
+        Part("auto", home="mutirao.systems.images.image_partitions"), "how pictures are partitioned among clients"
     )
     body: str = setting(
         "small", f"the network ({', '.join(NETWORK_NAMES)}), or a pretrained backbone: {BACKBONE_CHOICES}"
     )
     weights: str = setting("", "a file with its weights, or 'random' (default: those of an installed package)")
     trainable: str = setting(
-        "auto", "what of a backbone is trained, and travels", choices=("auto", "head", "last_block", "all")
+        "auto", "which part of a backbone is trained and sent", choices=("auto", "head", "last_block", "all")
     )
     side: int = setting(32, "side in pixels to which pictures are resized, for a network from scratch", low=8, high=512)
     views: int = setting(4, "views of each picture file: as it is, then flipped and turned", low=1, high=64)
@@ -56,61 +56,67 @@ class Config(Common):
     validation: float = setting(0.2, "share a client holds out for evaluation", low=0, high=0.5)
     judge_by: str = setting(
         "test",
-        "which part judges: test, or vali, what clients keep back, of arrays a fifth of the training part (to tune by)",
-        choices=JUDGES,
+        "evaluate on: test, or vali, what clients hold out, of arrays a fifth of the training part (for tuning)",
+        choices=EVALUATION_SPLITS,
     )
     clients_every: int = setting(5, "rounds between evaluations by every client (0: at the end, -1: never)", low=-1)
     classes: str = setting("", "the class list agreed on, separated by commas (default: the server's)")
     cache: bool = setting(True, "keep features of a frozen backbone between runs")
-    sites: bool = setting(False, "deployed: data is each party's own; a site trains on it, the server evaluates on it")
+    sites: bool = setting(False, "deployed: data is each site's own; a site trains on it, the server evaluates on it")
 
 
 def task(config: Config) -> Task:
-    """Pictures where they are; a set that is published as arrays is dealt to virtual clients."""
+    """Train on images where they are; a set published as arrays is partitioned among virtual clients."""
     names = tuple(sorted(name.strip() for name in config.classes.split(",") if name.strip()))
     check_backbone(config.body, *NETWORK_NAMES)
-    arrays, place = is_arrays(config.data), find_data(config.data)
+    arrays = is_arrays(config.data)
     elsewhere = config.data == ELSEWHERE or (arrays and config.sites)
     if arrays and not config.sites:
         return array_task(config)
     check_validation_share(config, "validation", is_private(config))
     if config.sites or elsewhere:
-        found = read_own(None if elsewhere else place, config.clients, config.group, names)
+        sources = read_own(None if elsewhere else find_data(config.data), config.clients, config.group, names)
     else:
-        found = find_image_sources(place, config, config.group, names)
-    classes = names or found.classes
+        sources = find_image_sources(find_data(config.data), config, config.group, names)
+    classes = names or sources.classes
     if len(classes) < 2:
         raise ConfigError(f"data: {config.data} has the class {', '.join(classes)} alone; two are needed")
 
-    from mutirao.systems.images.client import HospitalPopulation, Party, pool_hospitals
+    from mutirao.systems.images.client import HospitalPopulation, ImageTrainer, pool_hospitals
     from mutirao.systems.images.heads import probabilities
-    from mutirao.systems.images.models import Plan
+    from mutirao.systems.images.models import TrainingPlan
     from mutirao.training.samples import Samples, agreed_classes
 
-    plan = Plan.of(config)
+    plan = TrainingPlan.of(config)
     hospitals = HospitalPopulation(
-        *(found.hospitals, plan.extract, config.validation, config.seed, config.samples, names),
+        sources.hospitals,
+        plan.extract,
+        config.validation,
+        config.seed,
+        config.samples,
+        names,
         grouped=bool(config.group),
-        anybody=found.own,
+        accepts_any_client=sources.is_one_site,
     )
-    has_test = found.has_test and config.judge_by == "test"
-    told = plan.training(config) | plan.agreed()
-    party = Party.of(config, lambda: plan.model(len(classes)), figures=evaluate_logits, **told)
+    has_test = sources.has_test and config.judge_by == "test"
+    options = plan.training(config) | plan.agreed()
+    trainer = ImageTrainer.of(config, lambda: plan.model(len(classes)), figures=evaluate_logits, **options)
 
     @cache
     def test() -> Samples:
-        return Samples(plan.extract(found.test().files), found.test().labels)
+        images = sources.test()
+        return Samples(plan.extract(images.files), images.labels)
 
     def matrix(run: Run) -> Confusion:
-        likely = probabilities(party.fill(run.arrays), test().x.numpy())
-        return Confusion.of(test().y.numpy(), likely, classes)
+        predicted = probabilities(trainer.fill(run.arrays), test().x.numpy())
+        return Confusion.of(test().y.numpy(), predicted, classes)
 
     return Task(
-        handler=party,
+        handler=trainer,
         population=pool_hospitals(hospitals) if config.centralised else hospitals,
-        initial=partial(party.initial, config.seed),
-        evaluate=(lambda arrays: party.evaluate(arrays, test())) if has_test else None,
-        metrics=FIGURES,
+        initial=partial(trainer.initial, config.seed),
+        evaluate=(lambda arrays: trainer.evaluate(arrays, test())) if has_test else None,
+        metrics=METRICS,
         agreed=agreed_classes(classes),
         exhibits=Exhibits({"confusion.png": Picture("confusion", matrix)} if has_test else {}),
         classes=len(classes),
@@ -118,23 +124,23 @@ def task(config: Config) -> Task:
 
 
 def array_task(config: Config) -> Task:
-    """A set by name, or as its publisher ships it, with a small network by its shape."""
+    """The task of a set published as arrays, with a small network for its sample shape."""
     if config.body not in NETWORK_NAMES:
         right = ", ".join(NETWORK_NAMES)
-        raise ConfigError(f"body={config.body} looks at files of pictures, and {config.data!r} is arrays; use {right}")
-    dealt = partition_labelled(config, judge_by=config.judge_by)
+        raise ConfigError(f"body={config.body} needs image files, and {config.data!r} is arrays; use {right}")
+    partitioned = partition_labelled(config, judge_by=config.judge_by)
 
     from mutirao.systems.images.networks import make_network
 
-    data = dealt.data
-    made = dealt.task(
+    data = partitioned.data
+    made = partitioned.task(
         config, lambda: make_network(config.body, data.shape, 64, len(data.names)), figures=evaluate_logits
     )
-    return replace(made, metrics=FIGURES)
+    return replace(made, metrics=METRICS)
 
 
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
-    """Rounds; where no common test set judges, clients do by what they kept back."""
+    """Run the rounds; without a common test set, clients evaluate on their held-out samples."""
     private = is_private(config)
     for done in federate(fleet, config, task, run):
         due = run.round % config.evaluate_every == 0 or run.round == config.rounds
@@ -143,10 +149,12 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         yield done
 
 
-def asks(config: Config, task: Task) -> Disclosure:
-    """Sites judge by what they kept back, where the server's pictures do not."""
-    return Disclosure(("evaluate",)) if config.validation and not is_private(config) else Disclosure()
+def disclosure(config: Config, task: Task) -> Disclosure:
+    """Clients evaluate on their held-out samples if the server has no test images."""
+    if config.validation and not is_private(config):
+        return Disclosure(("evaluate",))
+    return Disclosure()
 
 
-HEEDS = frozenset({"privacy", "secure", "compress", "personal", "cluster"})
-recipe = Recipe(Config, task, flow, heeds=HEEDS, asks=asks)
+SUPPORTED = frozenset({"privacy", "secure", "compress", "personal", "cluster"})
+recipe = Recipe(Config, task, flow, heeds=SUPPORTED, asks=disclosure)

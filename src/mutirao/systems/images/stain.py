@@ -1,7 +1,8 @@
-"""Stain normalisation: the same cell, stained in two laboratories, is brought to one look.
+"""Stain normalization and stain augmentation of images from different laboratories.
 
-The look is that of published references, never of a site's own pictures, so that every site can do it alone. Both
-methods were made for haematoxylin and eosin; what they do to other stains is a matter of trying (docs/stain.md).
+Normalization uses published references, never a site's own images, so that every site can do it alone. Both methods
+were made for haematoxylin and eosin; what they do to other stains is measured in docs/stain.md. Augmentation shows an
+image as another laboratory might have stained and scanned it.
 """
 
 from collections.abc import Callable
@@ -16,28 +17,30 @@ from mutirao.randomness import rng
 Pixels = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float64]
 
-LIGHT, DENSE = 240, 0.15  # of glass, and the optical density below which a pixel counts as glass (Macenko et al.)
-LEAST = 0.02  # share of a picture that must be stained
+LIGHT = 240  # intensity of glass (Macenko et al.)
+DENSE = 0.15  # optical density below which a pixel counts as glass
+LEAST = 0.02  # share of an image that must be stained
 ANGLE = np.deg2rad(3.0)  # two stains closer than this are one
 # Reinhard's space (Ruderman et al., 1998): cones, and the decorrelated logarithms of what they see.
 CONES = np.array([[0.3811, 0.5783, 0.0402], [0.1967, 0.7244, 0.0782], [0.0241, 0.1288, 0.8444]])
 AXES = np.diag([3**-0.5, 6**-0.5, 2**-0.5]) @ np.array([[1, 1, 1], [1, 1, -2], [1, -1, 0]])
 # HistomicsTK's reference for stained pixels, a TCGA slide (natural logarithms of 0..255).
-LOOK_MEAN, LOOK_DEVIATION = np.array([8.74108109, -0.12440419, 0.0444982]), np.array([0.6135447, 0.10989545, 0.0286032])
+REFERENCE_MEAN = np.array([8.74108109, -0.12440419, 0.0444982])
+REFERENCE_STD = np.array([0.6135447, 0.10989545, 0.0286032])
 
 
 def stained(pixels: Pixels) -> npt.NDArray[np.bool_]:
-    """Which pixels are no glass: their optical density -ln((I + 1) / 240) is at least 0.15 in every channel."""
+    """Which pixels are not glass: their optical density -ln((I + 1) / 240) is at least 0.15 in every channel."""
     density = -np.log((pixels.astype(np.float64) + 1) / LIGHT)
     found: npt.NDArray[np.bool_] = np.all(density >= DENSE, axis=-1)
     return found
 
 
 def macenko(pixels: Pixels) -> Pixels:
-    """The picture with its two stains' directions and strengths replaced by published ones, by torchstain.
+    """Replace the directions and strengths of an image's two stains by published ones, with torchstain.
 
-    Macenko et al., "A method for normalizing histology slides for quantitative analysis", ISBI 2009. A picture with
-    next to no stain, or with a single one, has no such directions and stays as it is.
+    Macenko et al., "A method for normalizing histology slides for quantitative analysis", ISBI 2009. An image with
+    almost no stain, or a single one, has no such directions and is returned unchanged.
 
     >>> glass = np.full((32, 32, 3), 245, np.uint8)
     >>> bool((macenko(glass) == glass).all())  # nothing is stained, so nothing is changed
@@ -56,7 +59,7 @@ def macenko(pixels: Pixels) -> Pixels:
 
 
 def has_two_stains(pixels: Pixels) -> bool:
-    """Whether enough of a picture is stained, in colours that are apart: then Macenko's directions are well defined."""
+    """Whether enough is stained, in two distinct colours, for Macenko's directions to be well defined."""
     inside = pixels[stained(pixels)].astype(np.float64)
     if len(inside) < max(3, LEAST * pixels[..., 0].size):
         return False
@@ -68,10 +71,10 @@ def has_two_stains(pixels: Pixels) -> bool:
 
 
 def reinhard(pixels: Pixels) -> Pixels:
-    """The stained pixels with mean and deviation of published ones along each axis of l-alpha-beta; glass stays glass.
+    """Give stained pixels published means and deviations along each axis of l-alpha-beta; glass is unchanged.
 
-    Reinhard et al., "Color transfer between images", IEEE CG&A 2001: x' = (x - mean) / deviation * their deviation +
-    their mean. A picture with next to no stain, or of a single colour, stays as it is.
+    Reinhard et al., "Color transfer between images", IEEE CG&A 2001: x' = (x - mean) / deviation * reference
+    deviation + reference mean. An image with almost no stain, or of a single colour, is returned unchanged.
 
     >>> draw = np.random.default_rng(0)
     >>> cells = (np.array([150, 60, 140]) + draw.integers(-30, 30, (32, 32, 3))).astype(np.uint8)
@@ -82,22 +85,23 @@ def reinhard(pixels: Pixels) -> Pixels:
     if inside.sum() < max(3, LEAST * inside.size):
         return pixels
     seen = to_axes(pixels[inside])
-    mean, deviation = seen.mean(0), seen.std(0)
+    mean = seen.mean(0)
+    deviation = seen.std(0)
     if deviation.min() < 1e-3:
         return pixels
     out = pixels.copy()
-    out[inside] = to_pixels((seen - mean) / deviation * LOOK_DEVIATION + LOOK_MEAN)
+    out[inside] = to_pixels((seen - mean) / deviation * REFERENCE_STD + REFERENCE_MEAN)
     return out
 
 
 def to_axes(rgb: npt.ArrayLike) -> Floats:
-    """Pixels (0..255) as l, alpha, beta: what cones see, its logarithms, decorrelated."""
+    """Pixels (0..255) in l, alpha, beta: decorrelated logarithms of cone responses."""
     found: Floats = np.log(np.maximum(np.asarray(rgb, np.float64) @ CONES.T, 1.0)) @ AXES.T
     return found
 
 
 def to_pixels(axes: Floats) -> Pixels:
-    """The pixels of such values; what is no colour is cut off."""
+    """The pixels of l, alpha, beta values, clipped to 0..255."""
     seen = np.exp(np.minimum(axes @ np.linalg.inv(AXES).T, 20.0))
     found: Pixels = np.rint(np.clip(seen @ np.linalg.inv(CONES).T, 0, 255)).astype(np.uint8)
     return found
@@ -113,15 +117,18 @@ NORMALIZERS: dict[str, Callable[[Pixels], Pixels]] = {
 # Optical densities (rows) of haematoxylin, eosin and DAB (Ruifrok and Johnston, 2001), and back.
 STAINS = np.array([[0.65, 0.70, 0.29], [0.07, 0.99, 0.11], [0.27, 0.57, 0.78]])
 UNMIX = np.linalg.inv(STAINS)
-STRENGTH, SHIFT = 0.3, 0.05  # of a stain: a factor of 1 +- STRENGTH, and a density more or less
-GAIN, GAMMA, BLUR = 0.08, 0.25, 1.2  # of a scanner: of each channel, the exponent of light, pixels
+STRENGTH = 0.3  # a stain is scaled by 1 +- STRENGTH,
+SHIFT = 0.05  # and its density is shifted by up to SHIFT
+GAIN = 0.08  # a scanner scales each channel by 1 +- GAIN,
+GAMMA = 0.25  # applies an exponent of up to exp(+- GAMMA),
+BLUR = 1.2  # and blurs by up to BLUR pixels
 
 
 def hed(pixels: Pixels, strength: npt.ArrayLike, shift: npt.ArrayLike) -> Pixels:
-    """The picture with each stain's density c changed to strength * c + shift, where there is any.
+    """Change each stain's density c to strength * c + shift, where there is any.
 
     Tellez et al., "Whole-slide mitosis detection in H&E breast histology using PHH3 as a reference", IEEE TMI 2018.
-    The shift grows with the stain there is, so that bare glass stays bare.
+    The shift grows with the stain that is present, so that bare glass stays bare.
 
     >>> cells = np.full((8, 8, 3), (150, 60, 140), np.uint8)
     >>> hed(cells, strength=[1.3, 1.0, 1.0], shift=[0.0, 0.0, 0.0])[0, 0]  # more haematoxylin: darker
@@ -135,7 +142,7 @@ def hed(pixels: Pixels, strength: npt.ArrayLike, shift: npt.ArrayLike) -> Pixels
 
 
 def scan(pixels: Pixels, gain: npt.ArrayLike, gamma: float, blur: float) -> Pixels:
-    """The picture as seen by a scanner with this focus (pixels), light curve and colour balance.
+    """The image as seen by a scanner with this colour balance, light curve and blur (pixels).
 
     >>> cells = np.full((8, 8, 3), (150, 60, 140), np.uint8)
     >>> scan(cells, gain=[1.0, 1.0, 0.8], gamma=1.0, blur=0.0)[0, 0]  # a scanner that sees less blue
@@ -148,7 +155,7 @@ def scan(pixels: Pixels, gain: npt.ArrayLike, gamma: float, blur: float) -> Pixe
 
 
 def jitter(pixels: Pixels, name: str) -> Pixels:
-    """Another laboratory's picture of the same cells, drawn by the name alone: two sites get the same.
+    """The same cells as in another, random laboratory, seeded by the name: two sites get the same image.
 
     >>> cells = np.full((8, 8, 3), (150, 60, 140), np.uint8)
     >>> changed = jitter(cells, "recife")

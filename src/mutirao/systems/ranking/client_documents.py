@@ -55,13 +55,13 @@ class Held:
 class Holders(Population):
     """Clients by name, whose documents are read when they are first asked for.
 
-    `anybody`: whether any name will do. A site that has a file of its own has all of it, whatever it is called.
+    `accepts_any_client`: whether any name is accepted. A site with a file of its own has all of it, whatever its name.
     """
 
     names: Sequence[ClientId]
     read: Callable[[ClientId], Held]
     tests: bool = False
-    anybody: bool = False
+    accepts_any_client: bool = False
     _made: dict[ClientId, Held] = field(default_factory=dict)
 
     @property
@@ -76,7 +76,7 @@ class Holders(Population):
         return iter(self.names)
 
     def __contains__(self, name: object) -> bool:
-        return self.anybody or name in self.names
+        return self.accepts_any_client or name in self.names
 
     def __getitem__(self, name: ClientId) -> Held:
         if name not in self:
@@ -208,13 +208,15 @@ def own_files(config: Any) -> Source:
     """A site with files of its own, or the server, which holds none of the sites' documents."""
     if config.data not in ("", "generated"):
         place = Path(config.data).expanduser()
-        return Source(Holders(["site"], lambda name: hold(config, place, name), config.test > 0, anybody=True))
+        return Source(
+            Holders(["site"], lambda name: hold(config, place, name), config.test > 0, accepts_any_client=True)
+        )
 
     def refuse(name: ClientId) -> Held:
         raise ConfigError(f"data: {name} has files of its own, which are not here; a site names its own with --data")
 
     names = [f"site {k}" for k in range(1, config.clients + 1)]
-    return Source(Holders(names, refuse, config.test > 0, anybody=True))
+    return Source(Holders(names, refuse, config.test > 0, accepts_any_client=True))
 
 
 def hold(config: Any, place: Path, name: ClientId) -> Held:

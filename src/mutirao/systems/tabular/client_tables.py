@@ -90,13 +90,13 @@ def pick_alike(classes: Sequence[str], count: int, draw: np.random.Generator) ->
 class Holders(Population):
     """Clients by name, whose rows are read and cut when they are first asked for.
 
-    `anybody`: whether any name will do. A site that has a file of its own has all of it, whatever it is called.
+    `accepts_any_client`: whether any name is accepted. A site with a file of its own has all of it, whatever its name.
     """
 
     names: Sequence[ClientId]
     read: Read
     keep: Keep
-    anybody: bool = False
+    accepts_any_client: bool = False
     _made: dict[ClientId, Held] = field(default_factory=dict)
 
     @property
@@ -111,7 +111,7 @@ class Holders(Population):
         return iter(self.names)
 
     def __contains__(self, name: object) -> bool:
-        return self.anybody or name in self.names
+        return self.accepts_any_client or name in self.names
 
     def __getitem__(self, name: ClientId) -> Held:
         if name not in self:
@@ -189,7 +189,7 @@ def elsewhere(config: Any, target: str) -> Source:
 
     keep = Keep.of(config, config.task)
     names = [f"site {k}" for k in range(1, config.clients + 1)]
-    return Source(Holders(names, refuse, keep, anybody=True), target, config.task, everything=False)
+    return Source(Holders(names, refuse, keep, accepts_any_client=True), target, config.task, everything=False)
 
 
 def read_one(config: Any, path: Path) -> Table:

@@ -13,7 +13,7 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.client_evaluation import weighted_client_metrics
 from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Round, Run
-from mutirao.datasets.labelled import JUDGES
+from mutirao.datasets.labelled import EVALUATION_SPLITS
 from mutirao.errors import ConfigError
 from mutirao.experiments.artifacts import Exhibits, Picture
 from mutirao.experiments.disclosure import Disclosure, check_validation_share, privacy_guarantee
@@ -58,7 +58,7 @@ class Config(Common):
     judge_by: str = setting(
         "test",
         "which rows judge: test, or vali, the same share of the others, test rows then being put aside (to tune by)",
-        choices=JUDGES,
+        choices=EVALUATION_SPLITS,
     )
     ignore: str = setting("", "columns that are left out, separated by commas")
     columns: str = setting("", "kinds of columns that are not as they look: ward=category,age=number")

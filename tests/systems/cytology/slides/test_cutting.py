@@ -13,7 +13,7 @@ from PIL import Image
 from mutirao.cli import main
 from mutirao.errors import ConfigError
 from mutirao.systems.cytology.slides.annotations import Mark
-from mutirao.systems.cytology.slides.cutting import Plan, Tally, places_of, settle
+from mutirao.systems.cytology.slides.cutting import CuttingPlan, Tally, places_of, settle
 from mutirao.systems.cytology.slides.readers import open_slide
 from mutirao.systems.cytology.slides.synthetic_slides import Cells
 from mutirao.systems.cytology.slides.tiling import Cut
@@ -27,7 +27,7 @@ def square(label: str, x: float, y: float, side: float) -> tuple[str, Mark]:
 def places(smear: tuple[Path, Cells], *marks: tuple[str, Mark], **plan: Any) -> tuple[dict[Any, str], Tally]:
     tally, slide = Tally(), open_slide(smear[0])  # 3000 x 2100 pixels of 0.5 micrometres
     try:
-        found = places_of(slide, marks, Cut(size=128, mpp=1.0), Plan(("a", "b"), **plan), tally)
+        found = places_of(slide, marks, Cut(size=128, mpp=1.0), CuttingPlan(("a", "b"), **plan), tally)
     finally:
         slide.close()
     return {place: label for place, (label, _) in found.items()}, tally
@@ -54,7 +54,7 @@ def test_a_tile_that_two_classes_claim_goes_by_the_rule(smear: tuple[Path, Cells
     stepped = square("a", 256, 256, 512), square("b", 256, 256 + 90, 700)
     more = places(smear, *stepped, conflict="largest")[0]
     assert (more[256, 256], more[256, 768], more.get((256, 512))) == ("a", "b", None)  # both cover the last one whole
-    assert settle({"a": 1.0, "b": 1.0}, Plan(conflict="largest")) is None
+    assert settle({"a": 1.0, "b": 1.0}, CuttingPlan(conflict="largest")) is None
 
 
 def test_marks_beside_the_slide_or_on_too_little_of_a_tile_are_named(smear: tuple[Path, Cells]) -> None:
@@ -69,7 +69,7 @@ def test_marks_beside_the_slide_or_on_too_little_of_a_tile_are_named(smear: tupl
 def test_the_class_and_the_cover_must_be_possible() -> None:
     for plan in ({"cover": 0.0}, {"classes": ("../x",)}, {"rename": {"a": "b/c"}}, {"conflict": "first"}):
         with pytest.raises(ConfigError):
-            Plan(**plan)  # type: ignore[arg-type]
+            CuttingPlan(**plan)  # type: ignore[arg-type]
 
 
 def cut(*args: str) -> Any:

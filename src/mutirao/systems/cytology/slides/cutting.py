@@ -27,7 +27,7 @@ Place = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Plan:
+class CuttingPlan:
     """How marks become tiles: which classes (none: all), under which names, and whose a tile is that two claim."""
 
     classes: tuple[str, ...] = ()
@@ -54,7 +54,9 @@ class Tally:
     problems: list[str] = field(default_factory=list)
 
 
-def sort_marks(marked: Mapping[Path, Sequence[Mark]], plan: Plan, tally: Tally) -> dict[Path, list[tuple[str, Mark]]]:
+def sort_marks(
+    marked: Mapping[Path, Sequence[Mark]], plan: CuttingPlan, tally: Tally
+) -> dict[Path, list[tuple[str, Mark]]]:
     """The marks of each slide with their classes; those of classes that are not asked for are told and left out."""
     names = {name.lower(): name for name in plan.classes}
     rename = {old.lower(): new for old, new in plan.rename.items()}
@@ -117,10 +119,10 @@ class Claims:
         return found
 
 
-def settle(claims: Mapping[str, float], plan: Plan) -> str | None:
+def settle(claims: Mapping[str, float], plan: CuttingPlan) -> str | None:
     """The class that a tile goes to; None if it is left out.
 
-    >>> settle({"normal": 0.9, "abnormal": 0.6}, Plan(("abnormal", "normal"), conflict="first"))
+    >>> settle({"normal": 0.9, "abnormal": 0.6}, CuttingPlan(("abnormal", "normal"), conflict="first"))
     'abnormal'
     """
     if len(claims) < 2 or plan.conflict == "first":
@@ -132,7 +134,7 @@ def settle(claims: Mapping[str, float], plan: Plan) -> str | None:
 
 
 def places_of(
-    slide: Slide, marks: Sequence[tuple[str, Mark]], cut: Cut, plan: Plan, tally: Tally
+    slide: Slide, marks: Sequence[tuple[str, Mark]], cut: Cut, plan: CuttingPlan, tally: Tally
 ) -> dict[Place, tuple[str, str]]:
     """Where tiles are cut, their classes, and the marks they come from; marks that give none are told."""
     side, size = side_for(slide, cut), slide.size
@@ -208,7 +210,7 @@ def cut_marks(
     annotations: Sequence[Path],
     out: Path,
     cut: Cut,
-    plan: Plan,
+    plan: CuttingPlan,
     mpp: Callable[[Path], float | None] = lambda path: None,
     laboratory: Callable[[Path], str] = lambda path: "",
     reader: str = "",

@@ -1,6 +1,6 @@
-"""A trained model as one file that needs nothing else: safetensors or .pt for us and torch, ONNX for everybody.
+"""Save and load a trained model, backbone and head, as one file: safetensors, .pt for torch, or ONNX.
 
-The file holds backbone and head, and says what pictures it takes and what its classes are.
+The file also describes the input images and the classes.
 """
 
 import io
@@ -27,8 +27,8 @@ from mutirao.systems.cytology.slides.readers import Pixels
 from mutirao.systems.images.backbones import BACKBONES, SIZE, Backbone, load_backbone
 from mutirao.systems.images.bag_heads import Pool, WholeSlide, make_head
 from mutirao.systems.images.choices import FILE, TIMM, Trainable
-from mutirao.systems.images.features import normalised
-from mutirao.systems.images.heads import Whole
+from mutirao.systems.images.features import normalize_stain
+from mutirao.systems.images.heads import FullNetwork
 from mutirao.systems.images.metrics import abnormal_classes
 from mutirao.systems.images.timm_backbones import timm_backbone
 from mutirao.training.optimizers import one_thread
@@ -39,9 +39,9 @@ KIND = "mutirao cytology model"
 
 @dataclass(frozen=True)
 class Model:
-    """A network from pictures to class probabilities, and the facts that belong to it."""
+    """A network from images to class probabilities, and its metadata."""
 
-    network: Whole | WholeSlide
+    network: FullNetwork | WholeSlide
     facts: Mapping[str, Any]
 
     @property
@@ -56,43 +56,43 @@ class Model:
 
     @property
     def side(self) -> int:
-        """Pixels a side that tiles are brought to; models of old do not say it."""
+        """Pixels a side to which tiles are resized; older files do not say it."""
         return int(self.facts.get("side", SIZE))
 
     @property
     def head(self) -> str:
-        """What judges: `linear` a tile, others a whole slide."""
+        """The head: `linear` classifies a tile, the others a whole slide."""
         return str(self.facts.get("head", "linear"))
 
     def __call__(self, tile: Pixels) -> npt.NDArray[np.float64]:
-        """The class probabilities of one tile; with a head for slides, of a slide that is this tile alone."""
+        """The class probabilities of one tile; a head for slides takes the tile as the whole slide."""
         if isinstance(self.network, WholeSlide):
-            return self.judge(self.features(tile)[None])[0]
+            return self.classify_slide(self.features(tile)[None])[0]
         with one_thread(), torch.inference_mode():
             found: npt.NDArray[np.float64] = self.network(self.prepare(tile))[0].double().numpy()
         return found
 
     def prepare(self, tile: Pixels) -> Tensor:
-        """One tile as the network takes it, prepared as the pictures were in training."""
-        small = normalised(Image.fromarray(tile), self.facts.get("stain", "none"), self.side)
+        """One tile as the network's input, prepared as the images were in training."""
+        small = normalize_stain(Image.fromarray(tile), self.facts.get("stain", "none"), self.side)
         return torch.from_numpy(np.asarray(small).transpose(2, 0, 1)[None].copy())
 
     def features(self, tile: Pixels) -> npt.NDArray[np.float32]:
-        """What the frozen backbone makes of one tile."""
+        """The backbone's features of one tile."""
         with one_thread(), torch.inference_mode():
             found: npt.NDArray[np.float32] = self.network.frozen(self.prepare(tile))[0].numpy()
         return found
 
-    def judge(self, tiles: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """A slide's class probabilities by the features of its tiles, and how much each tile counted."""
+    def classify_slide(self, tiles: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """A slide's class probabilities from the features of its tiles, and each tile's attention."""
         assert isinstance(self.network, WholeSlide)
         with one_thread(), torch.inference_mode():
-            found, attention = self.network.judge(torch.from_numpy(tiles))
+            found, attention = self.network.classify_features(torch.from_numpy(tiles))
         return found[0].double().numpy(), attention.double().numpy()
 
 
 def assemble(config: Any, classes: Sequence[str], arrays: Arrays, scale: Scale | None = None) -> Model:
-    """The model a run of the cytology recipe with this configuration trained: its backbone, and `arrays` on top."""
+    """Build the model of a cytology run from its configuration and the trained `arrays`."""
     frozen = load_backbone(config.body, config.weights)
     part = make_head(config.head, frozen, config.trainable, len(classes))
     part.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in arrays.items()})
@@ -103,41 +103,43 @@ def assemble(config: Any, classes: Sequence[str], arrays: Arrays, scale: Scale |
         "body": config.body,
         "trainable": config.trainable,
         "head": config.head,
-        "stain": config.stain,  # the normalisation that pictures need before the network sees them
+        "stain": config.stain,  # normalization that the input images need
         "classes": list(classes),
         "abnormal": [c for c, a in zip(classes, abnormal, strict=True) if a],
         "input": f"bytes, RGB, N x 3 x {frozen.size} x {frozen.size}",
         "side": frozen.size,
-        # What one picture showed in training, if that is known.
+        # The scale of the training images, if it is known.
         "tile": scale.size if scale else None,
         "mpp": scale.mpp if scale else None,
     }
-    return Model(whole(frozen, part, config.trainable), facts)
+    return Model(join_parts(frozen, part, config.trainable), facts)
 
 
-def whole(frozen: Any, part: nn.Module, trainable: Trainable) -> Whole | WholeSlide:
-    """Backbone and trained part as one network that is only used."""
+def join_parts(frozen: Any, part: nn.Module, trainable: Trainable) -> FullNetwork | WholeSlide:
+    """Backbone and trained part as one network, for inference only."""
     if isinstance(part, Pool):
         return WholeSlide(frozen, part).eval().requires_grad_(False)
-    return Whole(frozen, part, trainable).eval().requires_grad_(False)
+    return FullNetwork(frozen, part, trainable).eval().requires_grad_(False)
 
 
-def state(network: nn.Module) -> dict[str, Tensor]:
-    """All weights and statistics of a network, those that never travel among them."""
+def all_tensors(network: nn.Module) -> dict[str, Tensor]:
+    """All weights and statistics of a network, including those that are never sent."""
     return {**dict(network.named_parameters()), **dict(network.named_buffers())}
 
 
 def save_model(model: Model, path: Path) -> None:
-    """Write the model as safetensors or, if the name says so, as ONNX, or for torch (.pt): tensors and plain facts."""
+    """Write the model as safetensors, .pt or ONNX, by the suffix of the path."""
     if str(model.facts["body"]).startswith(FILE):
         raise ConfigError(
-            f"{path}: the backbone is a file of its own, and stays one; `slides screen` takes the run folder"
+            f"{path}: the backbone is an exported file and cannot be written into another; screen with the run folder"
         )
     if path.suffix == ".safetensors":
-        save_arrays(path, {k: v.detach().contiguous().numpy() for k, v in state(model.network).items()}, model.facts)
+        save_arrays(
+            path, {k: v.detach().contiguous().numpy() for k, v in all_tensors(model.network).items()}, model.facts
+        )
     elif path.suffix == ".pt":
         out = io.BytesIO()
-        tensors = {k: v.detach().contiguous().clone() for k, v in state(model.network).items()}
+        tensors = {k: v.detach().contiguous().clone() for k, v in all_tensors(model.network).items()}
         torch.save({"state_dict": tensors, "facts": json.loads(json.dumps(dict(model.facts)))}, out)
         write_whole(path, out.getvalue())
     elif path.suffix == ".onnx":
@@ -147,7 +149,7 @@ def save_model(model: Model, path: Path) -> None:
 
 
 def load_model(path: Path) -> Model:
-    """A model from a file written by `save_model`."""
+    """Read a model that `save_model` wrote."""
     if path.suffix not in (".safetensors", ".pt"):
         raise ConfigError(f"{path} is neither a run folder nor a model (.safetensors or .pt)")
     arrays, facts = load_arrays(path) if path.suffix == ".safetensors" else load_torch(path)
@@ -155,8 +157,8 @@ def load_model(path: Path) -> Model:
         raise Damaged(f"{path} is no model of the cytology recipe")
     frozen = backbone_without_weights(facts["body"])
     part = make_head(facts.get("head", "linear"), frozen, facts["trainable"], len(facts["classes"]))
-    network = whole(frozen, part, facts["trainable"])
-    own = state(network)
+    network = join_parts(frozen, part, facts["trainable"])
+    own = all_tensors(network)
     if own.keys() != arrays.keys() or any(own[k].shape != arrays[k].shape for k in own):
         raise Damaged(f"{path} does not hold the weights of {facts['body']}")
     with torch.no_grad():
@@ -166,32 +168,35 @@ def load_model(path: Path) -> Model:
 
 
 def load_torch(path: Path) -> tuple[Arrays, dict[str, Any]]:
-    """Arrays and facts of a model for torch; nothing in it is run."""
+    """Arrays and metadata of a .pt file, read without running code."""
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
         arrays = {str(k): v.numpy() for k, v in found["state_dict"].items()}
         facts = {str(k): v for k, v in found["facts"].items()}
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
-    except Exception as error:  # a broken or strange file may end in almost any kind
+    except Exception as error:  # a broken file can raise almost any exception
         raise Damaged(f"{path} holds no model that can be read safely: {one_line(error)[:150]}") from error
     return arrays, facts
 
 
 def is_known(name: Any) -> bool:
-    """Whether a backbone of that name can be made without a file of its own."""
+    """Whether a backbone of that name can be built without an exported file."""
     return isinstance(name, str) and (name in BACKBONES or name.startswith(TIMM))
 
 
 def backbone_without_weights(name: str) -> Backbone:
-    """The backbone of that name, whatever weights it has: a model brings its own."""
-    return timm_backbone(name, pretrained=False) if name.startswith(TIMM) else BACKBONES[name][0]()
+    """The backbone of that name with any weights, which the model's own then replace."""
+    if name.startswith(TIMM):
+        return timm_backbone(name, pretrained=False)
+    build, _ = BACKBONES[name]
+    return build()
 
 
 def onnx_of(model: Model) -> bytes:
     """The network in ONNX: `pictures` (bytes, N x 3 x side x side) to `probabilities`.
 
-    With a head for slides the pictures are the tiles of one slide, and `attention` comes with its probabilities.
+    With a head for slides the input is the tiles of one slide, and `attention` is an output, too.
     """
     try:
         import onnx
@@ -201,11 +206,11 @@ def onnx_of(model: Model) -> bytes:
     results = ["probabilities", "attention"] if slide else ["probabilities"]
     out = io.BytesIO()
     with warnings.catch_warnings(), one_thread():
-        warnings.simplefilter("ignore")  # the exporter that needs no further package is called old
+        warnings.simplefilter("ignore")  # the exporter without further dependencies is deprecated
         torch.onnx.export(
             model.network,
             (torch.zeros((2 if slide else 1, 3, model.side, model.side), dtype=torch.uint8),),
-            out,  # type: ignore[arg-type]  # a stream is taken too, where the old exporter is asked for
+            out,  # type: ignore[arg-type]  # the old exporter accepts a stream, too
             input_names=["pictures"],
             output_names=results,
             dynamic_axes={"pictures": {0: "N"}, results[-1]: {0: "N"}},

@@ -110,7 +110,7 @@ def screen(
             pixels = slide.region(tile.x, tile.y, tile.side, cut.size)
             if whole:
                 features[tile] = model.features(pixels)
-            found = model.judge(features[tile][None])[0] if whole else model(pixels)
+            found = model.classify_slide(features[tile][None])[0] if whole else model(pixels)
             score = float(found[abnormal].sum())
             return Scored(tile, score, model.classes[int(found.argmax())], heat=score)
 
@@ -122,7 +122,7 @@ def screen(
                     progress(i, len(kept))
         words, answer = f"mean of the {TOP} most suspicious tiles", None
         if whole and scored:
-            found, attention = model.judge(np.stack([features[s.tile] for s in scored]))
+            found, attention = model.classify_slide(np.stack([features[s.tile] for s in scored]))
             words, answer = f"by all tiles together (head {model.head})", float(found[abnormal].sum())
             if model.head == "abmil":
                 top = attention.max()

@@ -20,7 +20,7 @@ def find_sources(config: Any, classes: tuple[str, ...] = ()) -> Sources:
         return read_own(None, config.clients, config.slide, classes)
     rows_of: RowsOf = as_they_are
     if bags := config.head in BAG_HEADS:
-        from mutirao.systems.images.bags import gather_slides, slides_of
+        from mutirao.systems.images.bags import as_slides, gather_slides
 
         rows_of = gather_slides
     root = find_data(config.data)
@@ -34,7 +34,7 @@ def find_sources(config: Any, classes: tuple[str, ...] = ()) -> Sources:
         found = read_own(root, config.clients, config.slide, classes)
     else:
         found = find_image_sources(root, config, config.slide, rows_of=rows_of)
-    return slides_of(found) if bags else found
+    return as_slides(found) if bags else found
 
 
 def scale_in(config: Any) -> Scale | None:
