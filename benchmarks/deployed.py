@@ -23,14 +23,22 @@ from typing import Any
 
 from mutirao.config import resolve
 from mutirao.core.fleet import Scalar
-from mutirao.deploy.layout import MARK, free_port
-from mutirao.deploy.policy.policy_templates import change
-from mutirao.deploy.processes import Process, is_connected, members, start_superlink, start_supernode, stop_all, until
-from mutirao.deploy.provisioning import found_server, take_key
-from mutirao.deploy.rehearsal import client_names, found_sites
+from mutirao.deploy.layout import FOLDER_VARIABLE, free_port
+from mutirao.deploy.policy.policy_templates import set_numbers
+from mutirao.deploy.processes import (
+    Process,
+    is_connected,
+    processes_of,
+    start_superlink,
+    start_supernode,
+    stop_all,
+    wait_until,
+)
+from mutirao.deploy.provisioning import create_server, store_key
+from mutirao.deploy.rehearsal import client_names, create_sites
 from mutirao.deploy.server.admission import admit
 from mutirao.deploy.server.submission import follow, submit
-from mutirao.deploy.server.supervisor import command_of
+from mutirao.deploy.server.supervisor import command_line
 from mutirao.errors import MutiraoError
 from mutirao.experiments.task import find
 from mutirao.io import write_whole
@@ -76,9 +84,9 @@ class Watch:
     def look(self) -> None:
         """Write down what there is now."""
         together = 0.0
-        for pid, born in [one for folder in self.folders for one in members(folder)]:
+        for pid, born in [one for folder in self.folders for one in processes_of(folder)]:
             with contextlib.suppress(OSError, IndexError):  # it ended while we looked
-                command, place = command_of(pid), Path(f"/proc/{pid}")
+                command, place = command_line(pid), Path(f"/proc/{pid}")
                 kind = next((k for k, mark in KINDS.items() if mark in command), "other")
                 status = dict(line.split(":", 1) for line in (place / "status").read_text().splitlines())
                 self.peak[kind] = max(self.peak.get(kind, 0.0), int(status.get("VmHWM", "0 kB").split()[0]) / 1024)
@@ -102,18 +110,18 @@ def measure(folder: Path, sites: int, rounds: int, sets: Sequence[tuple[str, Sca
     """Found a federation in a folder, let it make its rounds, and tell what was seen."""
     settings = [("clients", sites), ("per_round", sites), ("min_replies", sites), ("rounds", rounds), *sets]
     began, running, out = time.time(), list[Process](), folder / "run"
-    server = found_server(folder / "server", ["localhost"], port=free_port(), host="127.0.0.1")
-    nodes = found_sites(folder, server, client_names(RECIPE, settings), RECIPE, settings)
+    server = create_server(folder / "server", ["localhost"], port=free_port(), host="127.0.0.1")
+    nodes = create_sites(folder, server, client_names(RECIPE, settings), RECIPE, settings)
     for node in nodes:
         text = node.policy_file.read_text(encoding="utf-8")
-        write_whole(node.policy_file, change(text, largest=LARGEST))
+        write_whole(node.policy_file, set_numbers(text, largest=LARGEST))
     with Watch([server.folder, *(node.folder for node in nodes)], pause) as watch:
         try:
             running.append(start_superlink(server.folder))
             for node in nodes:
-                admit(server.folder, take_key(server.folder, node.public_key))
+                admit(server.folder, store_key(server.folder, node.public_key))
                 running.append(start_supernode(node.folder))
-            if not until(lambda: all(map(is_connected, running[1:])), 60 + 10 * sites):
+            if not wait_until(lambda: all(map(is_connected, running[1:])), 60 + 10 * sites):
                 raise MutiraoError("not all sites were let in")
             connected = time.time()
             number = submit(server.folder, RECIPE, settings, out=out, timeout=600.0)
@@ -147,7 +155,7 @@ def simulate_sites(folder: Path, sites: int, rounds: int, sets: Sequence[tuple[s
     from mutirao.deploy.flower.ray_simulation import simulate
 
     settings = [("clients", sites), ("per_round", sites), ("min_replies", sites), ("rounds", rounds), *sets]
-    os.environ[MARK] = str(folder.resolve())  # so that all that is started can be found
+    os.environ[FOLDER_VARIABLE] = str(folder.resolve())  # so that all that is started can be found
     began = time.time()
     with Watch([folder], 0.5) as watch:
         simulate(RECIPE, resolve(find(RECIPE).config, {}, settings), folder / "run")

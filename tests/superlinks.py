@@ -17,8 +17,8 @@ class FakeLink:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.nodes: list[NodeInfo] = []
         self.away = False
-        monkeypatch.setattr(control_calls, "control", self.control)
-        monkeypatch.setattr(control_calls, "about", self.about)
+        monkeypatch.setattr(control_calls, "control_call", self.control)
+        monkeypatch.setattr(control_calls, "server_info", self.about)
 
     def connect(self, site: Node, since: str) -> None:
         """A site whose key was admitted comes."""

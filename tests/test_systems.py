@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mutirao.deploy.platforms import need_linux
+from mutirao.deploy.layout import need_linux
 from mutirao.errors import ConfigError
 
 PLAYER = Path(__file__).with_name("elsewise.py")

@@ -16,7 +16,7 @@ from mutirao.config import resolve
 from mutirao.deploy.flower import FlowerFleet, client_app
 from mutirao.deploy.policy.content_hash import content_hash
 from mutirao.deploy.policy.pins import pin_lines
-from mutirao.deploy.rehearsal import one_by_one
+from mutirao.deploy.rehearsal import local_fleet
 from mutirao.errors import ConfigError
 from mutirao.experiments.task import Recipe, find
 from mutirao.flower.messages import pack
@@ -80,7 +80,7 @@ def test_over_flower_s_messages_and_under_policies_the_model_is_that_of_the_loca
     kind: str, tmp_path: Path
 ) -> None:
     config, sets = config_of(kind), [*(SMALL | {"compress": kind}).items()]
-    here = execute("quickstart", config, tmp_path / "here", fleet=one_by_one("quickstart", sets))
+    here = execute("quickstart", config, tmp_path / "here", fleet=local_fleet("quickstart", sets))
     there = execute("quickstart", config, tmp_path / "there", fleet=sites(kind))
     judged = execute("quickstart", config, tmp_path / "judged", fleet=sites(kind, tmp_path))
     assert here["digest"] == there["digest"] == judged["digest"]

@@ -15,10 +15,9 @@ import yaml
 from click.testing import CliRunner
 
 from mutirao.cli import main
-from mutirao.deploy.compose import DATA, INSIDE
-from mutirao.deploy.layout import PORT, node_in
+from mutirao.deploy.layout import PORT, load_node
 from mutirao.deploy.policy.rules import load_policy
-from mutirao.deploy.provisioning import found_server
+from mutirao.deploy.provisioning import CONTAINER_DATA, CONTAINER_FOLDER, create_server
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -65,7 +64,13 @@ def test_the_compiler_stays_behind_and_nothing_runs_as_root() -> None:
     assert [kind for kind, _ in final][-6:] == ["USER", "WORKDIR", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT", "CMD"]
     assert dict(final)["EXPOSE"] == str(PORT)
     health = json.loads(dict(final)["HEALTHCHECK"].partition("CMD ")[2])
-    assert (*health, json.loads(dict(final)["ENTRYPOINT"])) == ("mutirao", "site", "status", INSIDE, ["mutirao"])
+    assert (*health, json.loads(dict(final)["ENTRYPOINT"])) == (
+        "mutirao",
+        "site",
+        "status",
+        CONTAINER_FOLDER,
+        ["mutirao"],
+    )
     assert CliRunner().invoke(main, json.loads(dict(final)["CMD"])).exit_code == 0
 
 
@@ -126,14 +131,14 @@ def test_in_the_demonstration_each_party_sees_its_own_folder_and_data_alone() ->
         assert service["volumes"] == [
             "./demo.py:/demo.py:ro",
             "post:/post",
-            f"{name}:{INSIDE}",
-            f"{name}-data:{DATA}:ro",
+            f"{name}:{CONTAINER_FOLDER}",
+            f"{name}-data:{CONTAINER_DATA}:ro",
         ]
         assert service["depends_on"] == {smears: {"condition": "service_completed_successfully"}}
         assert service["command"] == [name]
         assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
     first = content["services"][smears]
-    assert first["volumes"][2:] == [f"{name}-data:{DATA}/{name}" for name in parties]
+    assert first["volumes"][2:] == [f"{name}-data:{CONTAINER_DATA}/{name}" for name in parties]
     assert first["network_mode"] == "none"  # root in its container, and nobody to speak to
     used = {text.partition(":")[0] for service in content["services"].values() for text in service["volumes"]}
     assert used - {"./demo.py"} == set(content["volumes"])
@@ -167,7 +172,7 @@ def test_the_demonstration_deals_smears_founds_a_hospital_and_admits_it(
     assert list(script.POST.iterdir()) == []
 
     monkeypatch.setattr(script, "HOME", tmp_path / "server")
-    found_server(script.HOME, ["server"])
+    create_server(script.HOME, ["server"])
     script.send(script.HOME / "ca.crt")
     for name in script.HOSPITALS:
         (script.POST / f"{name}.pub").touch()
@@ -186,7 +191,7 @@ def test_the_demonstration_deals_smears_founds_a_hospital_and_admits_it(
     monkeypatch.setattr(script, "HOME", tmp_path / "recife")
     monkeypatch.setattr(script, "DATA", tmp_path / "data" / "recife")
     script.join("recife")
-    site = node_in(script.HOME)
+    site = load_node(script.HOME)
     assert (site.client, site.superlink) == ("client_1", f"server:{PORT}")
     assert (script.POST / "recife.pub").read_text() == site.public_key.read_text()
     policy = load_policy(site.policy_file)

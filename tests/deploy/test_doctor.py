@@ -15,14 +15,12 @@ from click.testing import CliRunner
 
 from mutirao.cli import main
 from mutirao.core.versions import versions
-from mutirao.deploy import doctor, machine_checks
-from mutirao.deploy.doctor import examine, healthy
-from mutirao.deploy.findings import Finding
-from mutirao.deploy.keys import write_authority, write_server
+from mutirao.deploy import doctor
+from mutirao.deploy.doctor import GIGABYTE, Finding, examine, is_healthy
+from mutirao.deploy.keys import create_authority, create_server_certificate
 from mutirao.deploy.layout import Node, Server, free_port
-from mutirao.deploy.machine_checks import GIGABYTE
 from mutirao.deploy.policy.rules import policy_template
-from mutirao.deploy.provisioning import found_server, found_site, renew
+from mutirao.deploy.provisioning import create_server, create_site, renew
 from mutirao.deploy.rehearsal import permit_training
 from sets import write_classes
 
@@ -45,7 +43,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(tmp_path: Path) -> Server:
-    return found_server(tmp_path / "server", ["localhost", "fed.example.org"], free_port())
+    return create_server(tmp_path / "server", ["localhost", "fed.example.org"], free_port())
 
 
 @pytest.fixture
@@ -78,7 +76,7 @@ def node(server: Server, tmp_path: Path) -> Node:
     data = tmp_path / "data"
     data.mkdir()
     (data / "cells.npy").write_bytes(b"1")
-    made = found_site(
+    made = create_site(
         tmp_path / "recife", "recife", f"localhost:{server.port}", server.ca, str(data), recipes=["quickstart"]
     )
     text = made.policy_file.read_text().replace("requests = []", 'requests = ["train", "agree"]')
@@ -105,7 +103,7 @@ def change(path: Path, before: str, after: str) -> None:
 
 def test_what_is_sound_is_called_sound(server: Server, node: Node, answer: type[Answer]) -> None:
     findings = examine(node.folder)
-    assert healthy(findings), findings
+    assert is_healthy(findings), findings
     assert {f.check for f in findings if f.state == "ok"} >= {
         *("python", "packages", "folder", "private key", "key pair", "authority", "policy", "data"),
         *("server", "versions", "clock", "admitted", "disk", "memory", "gpu"),
@@ -123,7 +121,7 @@ def test_two_sites_can_compare_what_they_have_by_telephone(
     for k, (name, label) in enumerate({"recife": "normal", "natal": "normal", "odd": "columnar_normal"}.items()):
         data = write_classes(tmp_path / f"pictures of {name}", ("abnormal", label), 4, seed=k)
         agreed = [("views", 1), ("weights", "random"), ("slide", "")]
-        made = found_site(
+        made = create_site(
             tmp_path / name, name, f"localhost:{server.port}", server.ca, str(data), ["cytology"], sets=agreed
         )
         made.policy_file.write_text(permit_training(made.policy_file.read_text()))
@@ -141,7 +139,7 @@ def test_two_sites_can_compare_what_they_have_by_telephone(
 
 def test_the_server_is_sound_too(server: Server) -> None:
     findings = examine(server.folder)
-    assert healthy(findings), findings
+    assert is_healthy(findings), findings
     assert {f.check for f in findings if f.state == "ok"} >= {"certificate", "signature", "names", "port", "authority"}
 
 
@@ -154,11 +152,11 @@ def test_a_fault_ends_in_exit_code_1_and_a_remedy_on_the_screen(node: Node) -> N
 
 def test_python_and_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "version_info", (3, 10, 4))
-    assert next(doctor.python_and_packages()).state == "fail"
+    assert next(doctor.check_packages()).state == "fail"
     monkeypatch.setattr(doctor, "versions", lambda: versions() | {"torch": ""})
-    assert "torch not installed" in worst(list(doctor.python_and_packages())[1:]).text
+    assert "torch not installed" in worst(list(doctor.check_packages())[1:]).text
     monkeypatch.setattr(doctor, "versions", lambda: versions() | {"flwr": "1.30.0"})
-    assert "flwr 1.30.0 is not a version" in worst(list(doctor.python_and_packages())[1:]).text
+    assert "flwr 1.30.0 is not a version" in worst(list(doctor.check_packages())[1:]).text
 
 
 def test_a_folder_that_is_none(tmp_path: Path) -> None:
@@ -169,7 +167,7 @@ def test_keys(server: Server, node: Node, tmp_path: Path) -> None:
     node.key.chmod(0o640)
     assert "mode 640" in of(node, "private key").text
     node.key.chmod(0o600)
-    other = found_site(tmp_path / "other", "recife", node.superlink)
+    other = create_site(tmp_path / "other", "recife", node.superlink)
     node.public_key.write_bytes(other.public_key.read_bytes())
     assert of(node, "key pair").state == "fail"
     node.key.unlink()
@@ -185,7 +183,7 @@ def test_the_authority(node: Node, tmp_path: Path) -> None:
     assert "holds no certificate" in of(node, "authority").text
     for days, state in ((0, "fail"), (10, "warn"), (100, "ok")):
         node.ca.unlink()
-        write_authority(node.ca, tmp_path / f"{days}.key", "x", days)
+        create_authority(node.ca, tmp_path / f"{days}.key", "x", days)
         assert of(node, "authority").state == state
 
 
@@ -199,11 +197,11 @@ def test_the_servers_certificate(server: Server, tmp_path: Path) -> None:
     assert of(server, "names").text == "the certificate is not for other.example.org"
     renew(server.folder, ["localhost"])
     assert of(server, "names").state == "warn"
-    other = found_server(tmp_path / "other", ["localhost"])
+    other = create_server(tmp_path / "other", ["localhost"])
     server.certificate.write_bytes(other.certificate.read_bytes())
     assert "not signed by ca.crt" in of(server, "signature").text
     server.certificate.unlink()
-    write_server(server.certificate, tmp_path / "new.key", server.ca, server.ca_key, ["localhost"])
+    create_server_certificate(server.certificate, tmp_path / "new.key", server.ca, server.ca_key, ["localhost"])
     assert "belongs to another key" in of(server, "signature").text
     server.certificate.write_text("garbage")
     assert of(server, "certificate").state == "fail"
@@ -247,7 +245,7 @@ def test_a_server_that_is_not_who_it_should_be(
     assert of(node, "server").text == "the server's certificate is not for 127.0.0.2"
     change(node.folder / "site.toml", "127.0.0.2:", "localhost:")
     node.ca.unlink()
-    write_authority(node.ca, tmp_path / "other.key", "another")
+    create_authority(node.ca, tmp_path / "other.key", "another")
     assert of(node, "server").text == "the server's certificate is signed by another authority"
 
 
@@ -276,18 +274,18 @@ def test_what_the_server_tells(node: Node, answer: type[Answer]) -> None:
     ("ahead", "state"), [(0.1, "ok"), (3, "warn"), (6, "fail"), (-20, "ok"), (-100, "warn"), (-301, "fail")]
 )
 def test_clocks(ahead: float, state: str) -> None:
-    assert doctor.clock_skew(ahead).state == state
+    assert doctor.check_clock(ahead).state == state
 
 
 def test_disk_memory_and_graphics(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert [machine_checks.disk(tmp_path, lambda _, n=n: n * GIGABYTE).state for n in (0, 3, 9)] == [
+    assert [doctor.check_disk(tmp_path, lambda _, n=n: n * GIGABYTE).state for n in (0, 3, 9)] == [
         "fail",
         "warn",
         "ok",
     ]  # type: ignore[misc]
-    assert [machine_checks.memory(n * GIGABYTE).state for n in (0.1, 1, 8)] == ["fail", "warn", "ok"]
+    assert [doctor.check_memory(n * GIGABYTE).state for n in (0.1, 1, 8)] == ["fail", "warn", "ok"]
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(machine_checks.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
-    assert machine_checks.gpu().state == "warn"
+    monkeypatch.setattr(doctor.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
+    assert doctor.check_gpu().state == "warn"

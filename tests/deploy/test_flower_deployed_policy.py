@@ -18,11 +18,11 @@ from test_flower_deployment import EXAMPLE, Deployment, assert_same_run, free_po
 from mutirao.config import resolve
 from mutirao.core.arrays import digest
 from mutirao.deploy.policy.content_hash import sources
-from mutirao.deploy.policy.policy_templates import fitting_policy
+from mutirao.deploy.policy.policy_templates import policy_for
 from mutirao.deploy.policy.rules import policy_template
-from mutirao.deploy.rehearsal import one_by_one, permit_training
-from mutirao.deploy.server.supervisor import finished_summary, process_holding
-from mutirao.deploy.site.clientapp import own_command
+from mutirao.deploy.rehearsal import local_fleet, permit_training
+from mutirao.deploy.server.supervisor import finished_summary, writing_process
+from mutirao.deploy.site.clientapp import write_clientapp
 from mutirao.experiments.task import find
 from mutirao.io import load_arrays
 from mutirao.report import execute
@@ -79,7 +79,7 @@ def tapped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deploymen
     tmp_path = tmp_path_factory.mktemp("tapped")
     made, taps = Deployment(tmp_path), dict[str, Tap]()
     sources.cache_clear()  # the nodes hash what is installed now
-    own = own_command(tmp_path / "bin")
+    own = write_clientapp(tmp_path / "bin")
     made.env["PATH"] = f"{own.parent}{os.pathsep}{made.env['PATH']}"
     try:
         made.start("superlink", "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(made.port))
@@ -102,7 +102,7 @@ def test_what_is_personal_is_on_a_sites_disk_alone_and_outlives_its_processes(
     deployment, taps = tapped
     out, local, sets = deployment.folder / "personal", deployment.folder / "local", list(PERSONAL.items())
     for name in taps:
-        policy = permit_training(fitting_policy(["quickstart"], sets))
+        policy = permit_training(policy_for(["quickstart"], sets))
         (deployment.folder / name / "policy.toml").write_text(policy)
 
     def submit(rounds: int, resume: str) -> None:
@@ -110,10 +110,10 @@ def test_what_is_personal_is_on_a_sites_disk_alone_and_outlives_its_processes(
         deployment.submit(EXAMPLE, f'out="{out}" resume={resume} timeout=120.0 set="{words}"')
 
     def made(rounds: int) -> bool:
-        return finished_summary(out, rounds) is not None and not process_holding(out)
+        return finished_summary(out, rounds) is not None and not writing_process(out)
 
     submit(2, "false")
-    fleet = one_by_one("quickstart", sets)
+    fleet = local_fleet("quickstart", sets)
     execute("quickstart", resolve(find("quickstart").config, {}, sets), local, fleet=fleet, pictures=False)
     deployment.until(lambda: made(2), 200, "the end of two rounds")
     (node,) = re.findall(r"SuperNode ID: (\d+)", (deployment.folder / "c1.log").read_text())

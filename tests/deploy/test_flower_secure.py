@@ -19,7 +19,7 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Answers, ClientId, Failure, Reply, Request, Wrapper
 from mutirao.deploy.flower.ray_simulation import Simulation
 from mutirao.deploy.policy.content_hash import content_hash, sources
-from mutirao.deploy.site.clientapp import own_command
+from mutirao.deploy.site.clientapp import write_clientapp
 from mutirao.experiments.task import find
 from mutirao.privacy.secure_aggregation.settings import MASKED, SHARES, UNMASK
 from mutirao.runs.execute import execute
@@ -78,7 +78,7 @@ class Federation(Deployment):
         self.pids: dict[str, int] = {}
         self.heap = bytearray()  # what the SuperLink had on its disk whenever somebody waited at a gate
         sources.cache_clear()  # the nodes hash what is installed now
-        own = own_command(folder / "bin")
+        own = write_clientapp(folder / "bin")
         self.env["PATH"] = f"{own.parent}{os.pathsep}{self.env['PATH']}"
         self.app = folder / "app"
         shutil.copytree(EXAMPLE, self.app)

@@ -18,29 +18,29 @@ from click.testing import CliRunner
 from mutirao.cli import main
 from mutirao.deploy import processes
 from mutirao.deploy.doctor import examine
-from mutirao.deploy.keys import secret_in, write_authority
+from mutirao.deploy.keys import create_authority, read_secret
 from mutirao.deploy.layout import Node, Server, free_port, load_place
 from mutirao.deploy.processes import (
     Process,
     is_connected,
-    members,
+    processes_of,
     running,
     start_superlink,
     start_supernode,
-    until,
-    waits,
+    wait_until,
+    why_not_admitted,
 )
-from mutirao.deploy.provisioning import found_server, found_site, renew, take_key
-from mutirao.deploy.server.access_control import Door
-from mutirao.deploy.server.admission import admit, is_admitted, is_entitled, node_of
-from mutirao.deploy.server.control_calls import about
+from mutirao.deploy.provisioning import create_server, create_site, renew, store_key
+from mutirao.deploy.server.access_control import AccessControl
+from mutirao.deploy.server.admission import admit, is_admitted, is_entitled, node_id_of
+from mutirao.deploy.server.control_calls import server_info
 from mutirao.deploy.server.flwr_command import send_secret
 from mutirao.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    made = found_server(
+    made = create_server(
         tmp_path_factory.mktemp("a federation") / "server", ["localhost"], free_port(), host="127.0.0.1"
     )
     process = start_superlink(made.folder)
@@ -48,16 +48,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield made
     finally:
         process.stop()
-        assert members(made.folder) == []
+        assert processes_of(made.folder) == []
         assert not listens(made.port)
 
 
 @pytest.fixture
 def recife(server: Server, tmp_path: Path) -> Iterator[Node]:
-    made = found_site(tmp_path / "recife 1", "recife", f"localhost:{server.port}", server.ca)
+    made = create_site(tmp_path / "recife 1", "recife", f"localhost:{server.port}", server.ca)
     yield made
     processes.stop(made.folder)
-    assert members(made.folder) == []
+    assert processes_of(made.folder) == []
     for kept in server.sites.iterdir():
         kept.unlink()
 
@@ -85,11 +85,11 @@ def mutirao(*words: object) -> tuple[int, str]:
 @pytest.mark.slow
 def test_an_unknown_key_a_wrong_authority_and_plain_http_are_refused(server: Server, tmp_path: Path) -> None:
     address = f"localhost:{server.port}"
-    nodes = {name: found_site(tmp_path / name, name, address, server.ca) for name in ("unknown", "wrong", "plain")}
+    nodes = {name: create_site(tmp_path / name, name, address, server.ca) for name in ("unknown", "wrong", "plain")}
     nodes["wrong"].ca.unlink()
-    write_authority(nodes["wrong"].ca, tmp_path / "wrong.key", "another")
-    take_key(server.folder, nodes["wrong"].public_key)  # these two are known: it is not their key that stops them
-    take_key(server.folder, nodes["plain"].public_key)
+    create_authority(nodes["wrong"].ca, tmp_path / "wrong.key", "another")
+    store_key(server.folder, nodes["wrong"].public_key)  # these two are known: it is not their key that stops them
+    store_key(server.folder, nodes["plain"].public_key)
     for name in ("wrong", "plain"):
         admit(server.folder, server.sites / f"{name}.pub")
     plain = processes.supernode_command(nodes["plain"])
@@ -101,18 +101,18 @@ def test_an_unknown_key_a_wrong_authority_and_plain_http_are_refused(server: Ser
     started.append(processes.launch(nodes["plain"], plain, processes.environment(nodes["plain"])))
     unknown, wrong, insecure = started
     try:
-        assert until(lambda: bool(waits(unknown)), 60), unknown.text()
-        assert until(lambda: bool(waits(wrong)), 60), wrong.text()
+        assert wait_until(lambda: bool(why_not_admitted(unknown)), 60), unknown.text()
+        assert wait_until(lambda: bool(why_not_admitted(wrong)), 60), wrong.text()
         assert "CERTIFICATE_VERIFY_FAILED" in wrong.text()
         assert wrong.alive()  # it goes on trying: the server may mend it
-        assert until(lambda: not insecure.alive() or "retrying" in insecure.text(), 60)
+        assert wait_until(lambda: not insecure.alive() or "retrying" in insecure.text(), 60)
         assert "insecure channel" in insecure.text()
         assert not any(is_connected(process) for process in started)
         log = (server.logs / "superlink.log").read_text()
         assert log.count("Activated node_id") == 0
     finally:
         processes.stop_all(started)
-    assert [members(node.folder) for node in nodes.values()] == [[], [], []]
+    assert [processes_of(node.folder) for node in nodes.values()] == [[], [], []]
     for name in ("wrong", "plain"):
         (server.sites / f"{name}.pub").unlink()
 
@@ -131,7 +131,7 @@ def test_who_does_not_have_the_secret_reaches_nothing_but_the_sites_part(server:
         assert ask(server, f"/v1/fleet/%2e%2e{path}", "POST")[0] == 403
         assert ask(server, f"/{path}", "POST")[0] == 403
         assert ask(server, path, "POST", x_mutirao_secret="0" * 64)[0] == 403
-    assert ask(server, "/docs", x_mutirao_secret=secret_in(server.secret))[0] == 200
+    assert ask(server, "/docs", x_mutirao_secret=read_secret(server.secret))[0] == 200
     assert ask(server, "/health")[0] == 200
     assert ask(server, "/v1/fleet/pull-messages", "POST")[0] in (400, 401, 415, 422)
     for path in ("register-node", "unregister-node", "register-node/", "push-messages%3f", "anything"):
@@ -147,7 +147,7 @@ def test_flower_commands_of_the_folder_have_the_secret_and_those_of_the_system_d
     (tmp_path / "flwr.py").write_text("raise SystemExit('a module of the working folder was imported')")
     for command, env, works in (
         (server.commands / "flwr", {}, True),
-        (processes.COMMANDS / "flwr", {"FLWR_HOME": str(server.flower_home)}, False),
+        (processes.PYTHON_BIN / "flwr", {"FLWR_HOME": str(server.flower_home)}, False),
     ):
         env |= {"PATH": os.defpath, "HOME": str(tmp_path), "FLWR_TELEMETRY_ENABLED": "0"}
         words = [command, "list", "here", "--format", "json"]
@@ -168,7 +168,7 @@ def test_the_secret_is_sent_to_its_own_server_over_tls_and_to_no_other(
 
 
 def test_a_secret_that_changed_under_a_running_server_is_said(server: Server, recife: Node) -> None:
-    kept, secret = take_key(server.folder, recife.public_key), server.secret.read_text()
+    kept, secret = store_key(server.folder, recife.public_key), server.secret.read_text()
     server.secret.write_text("0" * 64)
     try:
         code, text = mutirao("site", "admit", server.folder, kept)
@@ -192,7 +192,7 @@ def test_the_door_refuses_websockets_without_the_secret() -> None:
 
     scope = {"type": "websocket", "path": "/v1/fleet/x", "headers": [(b"x-mutirao-secret", b"1")]}
     with contextlib.suppress(StopIteration):
-        Door(nothing, "0" * 64, lambda key: None)(scope, nothing, send).send(None)  # type: ignore[arg-type]
+        AccessControl(nothing, "0" * 64, lambda key: None)(scope, nothing, send).send(None)  # type: ignore[arg-type]
     assert sent == ["websocket.close"]
 
 
@@ -200,12 +200,12 @@ def test_a_site_is_admitted_connects_and_leaves_nothing_behind(server: Server, r
     assert mutirao("site", "status", recife.folder)[0] == 1
     code, text = mutirao("site", "admit", server.folder, recife.public_key)
     assert (code, text.split(";")[0]) == (0, "admitted: recife, who is recife in recipes")
-    assert about(server.here, server.ca, direct=True).get("admitted") is None
+    assert server_info(server.here, server.ca, direct=True).get("admitted") is None
     code, text = mutirao("site", "up", recife.folder)
     assert code == 0, text
     first = running(recife.folder)
     assert first is not None
-    assert until(lambda: is_connected(first), 60), first.text()
+    assert wait_until(lambda: is_connected(first), 60), first.text()
     code, text = mutirao("site", "up", recife.folder)
     assert (code, "runs already" in text) == (2, True)
     code, text = mutirao("site", "status", recife.folder, "--json")
@@ -222,24 +222,24 @@ def test_a_site_is_admitted_connects_and_leaves_nothing_behind(server: Server, r
     assert running(recife.folder) is None
     second = start_supernode(recife.folder)  # what the killed one left is swept away first
     # The server takes the killed one for alive for a while; meanwhile the second one waits.
-    assert until(lambda: is_connected(second) or bool(waits(second)), 60), second.text()
-    assert until(lambda: len(members(recife.folder)) > 1, 60)  # its own helper process carries the mark, too
-    family = members(recife.folder)
+    assert wait_until(lambda: is_connected(second) or bool(why_not_admitted(second)), 60), second.text()
+    assert wait_until(lambda: len(processes_of(recife.folder)) > 1, 60)  # its own helper process carries the mark, too
+    family = processes_of(recife.folder)
     assert second.pid in [pid for pid, _ in family]
     assert sorted(path.name for path in recife.logs.iterdir()) == ["supernode.1.log", "supernode.log"]
     assert mutirao("site", "down", recife.folder) == (0, "the supernode has ended\n")
-    assert [processes.birth(pid) for pid, _ in family] == [""] * len(family)
+    assert [processes.start_id(pid) for pid, _ in family] == [""] * len(family)
     assert mutirao("site", "down", recife.folder) == (0, "the supernode did not run\n")
 
 
 def test_the_doctor_of_a_server_sees_its_sites_and_a_site_can_be_shut_out(server: Server, recife: Node) -> None:
-    kept = take_key(server.folder, recife.public_key, "newcomer")
+    kept = store_key(server.folder, recife.public_key, "newcomer")
     sites = next(f for f in examine(server.folder) if f.check == "sites")
     assert (sites.state, sites.text) == ("fail", "not admitted: newcomer")
     admit(server.folder, kept)
     findings = {f.check: f.state for f in [*examine(server.folder), *examine(recife.folder)]}
     assert (findings["sites"], findings["port"], findings["admitted"], findings["clock"]) == ("ok",) * 4
-    node = node_of(server, recife.public_key)
+    node = node_id_of(server, recife.public_key)
     assert node is not None
     assert is_entitled(server.folder, "recife", node)  # as its key says, and nothing else
     assert not is_entitled(server.folder, "natal", node)
@@ -254,10 +254,10 @@ def test_the_doctor_of_a_server_sees_its_sites_and_a_site_can_be_shut_out(server
 def test_a_process_that_has_our_number_but_is_not_ours_is_left_alone(recife: Node) -> None:
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        processes.record(recife, other.pid, recife.logs / "supernode.log")
+        processes.write_process_record(recife, other.pid, recife.logs / "supernode.log")
         assert running(recife.folder) is not None
         record = recife.folder / processes.RECORD
-        record.write_text(record.read_text().replace(processes.birth(other.pid), "another time"))
+        record.write_text(record.read_text().replace(processes.start_id(other.pid), "another time"))
         assert running(recife.folder) is None
         assert processes.stop(recife.folder) is False
         assert other.poll() is None
@@ -270,29 +270,29 @@ def test_a_process_that_has_our_number_but_is_not_ours_is_left_alone(recife: Nod
 def test_one_that_does_not_listen_to_reason_is_made_to_end(recife: Node) -> None:
     stubborn = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.fork(); time.sleep(60)"
     process = processes.launch(recife, [sys.executable, "-c", stubborn], processes.environment(recife))
-    assert until(lambda: len(members(recife.folder)) == 2, 20)
+    assert wait_until(lambda: len(processes_of(recife.folder)) == 2, 20)
     process.stop(seconds=0.2)
     assert not process.alive()
-    assert members(recife.folder) == []
+    assert processes_of(recife.folder) == []
 
 
 def test_only_the_last_logs_are_kept(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
     for number in range(6):
-        processes.rotate(log, keep=3)
+        processes.rotate_logs(log, keep=3)
         log.write_text(str(number))
     kept = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert kept == {"x.log": "5", "x.1.log": "4", "x.2.log": "3", "x.3.log": "2"}
 
 
 def test_an_older_folder_gets_a_secret_and_one_that_others_can_read_is_not_used(tmp_path: Path) -> None:
-    made = found_server(tmp_path / "server", ["localhost"], free_port(), host="127.0.0.1")
+    made = create_server(tmp_path / "server", ["localhost"], free_port(), host="127.0.0.1")
     made.secret.unlink()
     assert next(f.state for f in examine(made.folder) if f.check == "secret") == "warn"
-    processes.open_inside(made)
-    first = secret_in(made.secret)
-    processes.open_inside(made)
-    assert (secret_in(made.secret), made.secret.stat().st_mode & 0o777) == (first, 0o600)
+    processes.write_commands(made)
+    first = read_secret(made.secret)
+    processes.write_commands(made)
+    assert (read_secret(made.secret), made.secret.stat().st_mode & 0o777) == (first, 0o600)
     assert next(f.state for f in examine(made.folder) if f.check == "secret") == "ok"
     made.secret.chmod(0o644)
     code, text = mutirao("site", "up", made.folder)
@@ -302,12 +302,12 @@ def test_an_older_folder_gets_a_secret_and_one_that_others_can_read_is_not_used(
 
 
 def test_a_site_whose_server_is_gone_is_not_connected(tmp_path: Path) -> None:
-    made = found_server(tmp_path / "server", ["localhost"], free_port(), host="127.0.0.1")
-    node = found_site(tmp_path / "recife", "recife", f"localhost:{made.port}", made.ca)
+    made = create_server(tmp_path / "server", ["localhost"], free_port(), host="127.0.0.1")
+    node = create_site(tmp_path / "recife", "recife", f"localhost:{made.port}", made.ca)
     idle = [sys.executable, "-c", "import time; print('SuperNode ID: 7', flush=True); time.sleep(60)"]
     process = processes.launch(node, idle, processes.environment(node))
     try:
-        assert until(lambda: is_connected(process), 20)
+        assert wait_until(lambda: is_connected(process), 20)
         code, text = mutirao("site", "status", node.folder)
         assert (code, f"is not connected: nobody listens at localhost:{made.port}" in text) == (1, True)
         with process.log.open("a") as log:  # what Flower says then, and when it has the server back
@@ -321,7 +321,7 @@ def test_a_site_whose_server_is_gone_is_not_connected(tmp_path: Path) -> None:
 
 
 def test_a_server_whose_certificate_has_expired_is_not_started(tmp_path: Path) -> None:
-    made = found_server(tmp_path / "server", ["localhost"], free_port(), host="127.0.0.1")
+    made = create_server(tmp_path / "server", ["localhost"], free_port(), host="127.0.0.1")
     renew(made.folder, days=0)
     for words in (["up", made.folder], ["up", made.folder, "--foreground"]):
         code, text = mutirao("site", *words)
@@ -334,11 +334,11 @@ def test_a_superlink_that_cannot_start_says_why(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        made = found_server(tmp_path / "server", ["localhost"], taken.getsockname()[1], host="127.0.0.1")
+        made = create_server(tmp_path / "server", ["localhost"], taken.getsockname()[1], host="127.0.0.1")
         code, text = mutirao("site", "up", made.folder)
     assert code == 1
     assert "Address already in use" in text
-    assert members(made.folder) == []
+    assert processes_of(made.folder) == []
 
 
 @pytest.mark.parametrize(

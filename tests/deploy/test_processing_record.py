@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from mutirao.cli import main
 from mutirao.config import resolve
-from mutirao.deploy.processing_record import facts_of_run, write_record
+from mutirao.deploy.processing_record import record_facts, write_record
 from mutirao.deploy.processing_texts import WORDS
 from mutirao.errors import ConfigError
 from mutirao.experiments.task import find
@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_says_what_leaves_what_is_kept_and_who_was_pooled(run: Path) -> None:
-    facts = facts_of_run(run)
+    facts = record_facts(run)
     summary = json.loads((run / "summary.json").read_text())
     assert facts["leaves"]["requests"] == ["agree", "rows", "train"]
     assert facts["leaves"]["extras"] == ["items"]
@@ -45,7 +45,7 @@ def test_it_says_what_leaves_what_is_kept_and_who_was_pooled(run: Path) -> None:
 
 
 def test_what_is_asked_less_is_told_less(run: Path, tmp_path: Path) -> None:
-    facts = facts_of_run(made(tmp_path / "all", download="all"))
+    facts = record_facts(made(tmp_path / "all", download="all"))
     assert "rows" not in facts["leaves"]["requests"]
     assert facts["leaves"]["extras"] == []
     assert facts["pooled"] is None
@@ -53,7 +53,7 @@ def test_what_is_asked_less_is_told_less(run: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lang", sorted(WORDS))
 def test_it_is_whole_in_both_languages(run: Path, lang: str) -> None:
-    text = write_record(facts_of_run(run), lang)
+    text = write_record(record_facts(run), lang)
     blank = WORDS[lang]["blank"]
     assert text.count(f": {blank}") >= 9, "who, why, how long, where: a run cannot know"
     assert [line for line in text.splitlines() if line.startswith("## ")] == [
@@ -78,7 +78,7 @@ def test_a_withdrawal_is_in_it_and_the_name_is_not(run: Path, tmp_path: Path) ->
     everyone = set(find("recsys").prepare(resolve(find("recsys").config, {}, [("start", "consent")])).population)
     leaves = next(name for name in task.population if name not in everyone)
     told = forget(run, leaves, tmp_path / "without")
-    facts = facts_of_run(tmp_path / "without")
+    facts = record_facts(tmp_path / "without")
     assert facts["withdrawn"]["excluded"] == 1
     assert facts["withdrawn"]["last"]["digest_after"] == told["digest_after"]
     assert facts["pooled"]["pooled"] == 95
@@ -89,13 +89,13 @@ def test_a_withdrawal_is_in_it_and_the_name_is_not(run: Path, tmp_path: Path) ->
 
 def test_privacy_and_a_broken_trail_are_told(tmp_path: Path) -> None:
     folder = made(tmp_path / "run", "quickstart", privacy="central", **{"privacy.noise": 1.0, "clients": 10})
-    facts = facts_of_run(folder)
+    facts = record_facts(folder)
     assert facts["measures"]["privacy"]["noise"] == 1.0
     assert facts["spent"]["kind"] == "central"
     assert facts["subjects"]["kind"] is None
     lines = (folder / "audit.jsonl").read_text().splitlines()
     (folder / "audit.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")
-    assert "BROKEN" in write_record(facts_of_run(folder), "en")
+    assert "BROKEN" in write_record(record_facts(folder), "en")
 
 
 def test_data_that_are_gone_leave_a_reason(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_data_that_are_gone_leave_a_reason(tmp_path: Path) -> None:
     data.write_text("user,item,rating\n" + "".join(f"{u},{i},{1 + (u + i) % 5}\n" for u in range(20) for i in range(6)))
     folder = made(tmp_path / "run", data=str(data))
     data.unlink()
-    facts = facts_of_run(folder)
+    facts = record_facts(folder)
     assert "is not there" in facts["leaves"]["unknown"]
     assert "could not be read again" in write_record(facts, "en")
 

@@ -18,9 +18,9 @@ from click.testing import CliRunner
 
 from mutirao.cli import main
 from mutirao.deploy import processes
-from mutirao.deploy.compose import INSIDE, compose_text
 from mutirao.deploy.layout import Node, Server, free_port, load_place
-from mutirao.deploy.processes import members, running, until
+from mutirao.deploy.processes import processes_of, running, wait_until
+from mutirao.deploy.provisioning import CONTAINER_FOLDER, compose_text
 from mutirao.runs.verify import verify_all
 
 ROOT = Path(__file__).parents[2]
@@ -82,8 +82,8 @@ def test_a_stranger_is_not_admitted_to_the_rehearsal(rehearsed: Rehearsed) -> No
 def test_a_rehearsal_leaves_no_process_and_no_port_behind(rehearsed: Rehearsed) -> None:
     folder = rehearsed.folder
     places = [folder / name for name in ("server", "stranger", *rehearsed.report["sites"])]
-    assert [members(place) for place in places] == [[]] * 4
-    assert processes.port_trouble(load_place(folder / "server")) == ""  # type: ignore[arg-type]
+    assert [processes_of(place) for place in places] == [[]] * 4
+    assert processes.port_problem(load_place(folder / "server")) == ""  # type: ignore[arg-type]
 
 
 def test_a_folder_that_holds_a_rehearsal_is_not_used_again(rehearsed: Rehearsed) -> None:
@@ -105,7 +105,7 @@ def test_each_service_has_one_volume_and_only_the_server_a_port() -> None:
     content = compose()
     assert list(content["services"]) == list(content["volumes"]) == ["server", *HOSPITALS]
     for name, service in content["services"].items():
-        assert service["volumes"] == [f"{name}:{INSIDE}", f"${{DATA_{name.upper()}:-./data}}:/data:ro"]
+        assert service["volumes"] == [f"{name}:{CONTAINER_FOLDER}", f"${{DATA_{name.upper()}:-./data}}:/data:ro"]
         assert (service["image"], service["pull_policy"]) == ("mutirao", "never")
         assert service["cap_drop"] == ["ALL"]
         assert service["read_only"] is True
@@ -121,7 +121,7 @@ def volumes(tmp_path: Path) -> Path:
 def as_in_container(words: list[str], service: str, volumes: Path, port: int) -> list[str]:
     """A command of a container, for this machine: its own folder for the volume, loopback for the network."""
     own = str(volumes / service)
-    changed = [word.replace(INSIDE, own).replace("server:9092", f"localhost:{port}") for word in words]
+    changed = [word.replace(CONTAINER_FOLDER, own).replace("server:9092", f"localhost:{port}") for word in words]
     return [MUTIRAO, *(str(port) if word == "9092" else word for word in changed)]
 
 
@@ -145,19 +145,19 @@ def test_the_commands_of_the_compose_file_bring_a_site_to_its_server(volumes: Pa
             with (volumes / f"{service}.log").open("wb") as out:
                 started.append(subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True))
             if service == "server":
-                assert until(lambda: processes.answers(load_place(volumes / "server")), 60)  # type: ignore[arg-type]
+                assert wait_until(lambda: processes.is_answering(load_place(volumes / "server")), 60)  # type: ignore[arg-type]
                 admit = [MUTIRAO, "site", "admit", str(volumes / "server"), "-", "--name", "recife"]
                 with site.public_key.open("rb") as key:
                     done = subprocess.run(admit, stdin=key, capture_output=True, timeout=200)
                 assert done.returncode == 0, done.stderr
         said = volumes / "recife.log"
-        assert until(lambda: "SuperNode ID:" in said.read_text(), 60), said.read_text()
+        assert wait_until(lambda: "SuperNode ID:" in said.read_text(), 60), said.read_text()
         for service, process in zip(first, started, strict=True):
             there = running(volumes / service)
             assert there is not None
             assert there.pid == process.pid  # it became the process, so that whoever started it can watch and end it
             *health, folder = compose()["services"][service]["healthcheck"]["test"]
-            assert (health, folder) == (["CMD", "mutirao", "site", "status"], INSIDE)
+            assert (health, folder) == (["CMD", "mutirao", "site", "status"], CONTAINER_FOLDER)
             done = subprocess.run([MUTIRAO, *health[2:], str(volumes / service)], capture_output=True, text=True)
             assert done.returncode == 0, done.stdout
     finally:
@@ -166,6 +166,6 @@ def test_the_commands_of_the_compose_file_bring_a_site_to_its_server(volumes: Pa
             process.wait(120)
         for service in first:
             processes.stop(volumes / service)
-    assert [members(volumes / service) for service in first] == [[], []]
+    assert [processes_of(volumes / service) for service in first] == [[], []]
     shutil.rmtree(volumes)
     assert os.environ.get(processes.MARK) is None

@@ -22,7 +22,7 @@ from mutirao.deploy.flower import FlowerFleet, client_app, server_app
 from mutirao.deploy.flower.server_app import keepers_here
 from mutirao.errors import ConfigError, TooFewClients
 from mutirao.flower import flower_fleet as server
-from mutirao.flower.messages import pack, tag, to_line
+from mutirao.flower.messages import clean_line, node_tag, pack
 from mutirao.report import execute
 from mutirao.runs.audit_trail import Audit
 
@@ -158,7 +158,7 @@ def test_a_node_may_not_take_the_name_of_an_absent_one(caplog: pytest.LogCapture
     for _ in range(3):
         assert fleet.clients() == ["ana"]
     assert [r.getMessage() for r in caplog.records] == [
-        f"node {tag(thief)} calls itself 'bia', and its key is another's: refused"
+        f"node {node_tag(thief)} calls itself 'bia', and its key is another's: refused"
     ]
     assert str(thief) not in caplog.text
     own = grid.join(name="bia")
@@ -180,7 +180,7 @@ def test_heads_are_expected_of_every_site_of_a_made_server_and_else_of_those_the
 
 def test_numbers_by_which_one_could_speak_for_others_stay_out_of_logs() -> None:
     said = f"Failed to pull object with ID '{'0a' * 32}' of node {2**64 - 1}\nin run -{2**62}: no. 12 of 345678"
-    assert to_line(said) == "Failed to pull object with ID '...' of node ... in run -...: no. 12 of 345678"
+    assert clean_line(said) == "Failed to pull object with ID '...' of node ... in run -...: no. 12 of 345678"
 
 
 def test_two_newcomers_with_one_name_are_both_refused(caplog: pytest.LogCaptureFixture) -> None:
@@ -234,7 +234,7 @@ def test_a_silent_node_is_asked_again_later_and_blocks_nobody(monkeypatch: pytes
         assert fleet.clients() == ["ana"]
     assert awaited == [0.3, 0.3] + [0.0] * 10  # ana and bia were waited for once
     monkeypatch.setattr(grid, "deliver", deliver)
-    clock.ahead = server.SILENCE
+    clock.ahead = server.NAME_TIMEOUT
     assert fleet.clients() == ["ana", "bia"]
 
 
@@ -245,7 +245,7 @@ def test_a_node_whose_app_fails_is_asked_again_soon(monkeypatch: pytest.MonkeyPa
     assert fleet.clients() == ["ana"]
     grid.nodes[node].node_config["name"] = "bia"
     assert fleet.clients() == ["ana"]
-    clock.ahead = server.TROUBLE
+    clock.ahead = server.RETRY_AFTER_ERROR
     assert fleet.clients() == ["ana", "bia"]
 
 

@@ -12,7 +12,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from mutirao.flower import messages
 from mutirao.flower.messages import pack, pack_together, unpack
-from mutirao.flower.serialization import STYPE, MalformedError, bundle, unbundle
+from mutirao.flower.serialization import STYPE, MalformedError, deserialize, serialize
 
 
 def test_a_model_of_many_arrays_is_as_few_objects_as_one_of_one() -> None:
@@ -36,15 +36,15 @@ def test_a_large_model_goes_in_several_parcels(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(messages, "ROOM", 100)
     arrays = {name: np.full(size, 7, np.uint8) for name, size in {"a": 60, "b": 40, "c": 1, "d": 500, "e": 0}.items()}
     record = pack_together(arrays)
-    assert [list(unbundle(parcel)) for parcel in record.values()] == [["a", "b"], ["c"], ["d"], ["e"]]
+    assert [list(deserialize(parcel)) for parcel in record.values()] == [["a", "b"], ["c"], ["d"], ["e"]]
     assert {k: v.tolist() for k, v in unpack(record).items()} == {k: v.tolist() for k, v in arrays.items()}
     with pytest.raises(MalformedError, match="two arrays of one name"):
-        unpack(ArrayRecord({"1": bundle(arrays), "2": bundle(arrays)}))
+        unpack(ArrayRecord({"1": serialize(arrays), "2": serialize(arrays)}))
 
 
 def test_objects_do_not_travel() -> None:
     with pytest.raises(TypeError, match="not numbers"):
-        bundle({"w": np.array([{}], object)})
+        serialize({"w": np.array([{}], object)})
 
 
 def made(table: Any, body: bytes = b"\0" * 8) -> bytes:
@@ -84,4 +84,4 @@ BAD = {
 @pytest.mark.parametrize("data", BAD.values(), ids=BAD)
 def test_what_is_no_bundle_is_refused(data: bytes) -> None:
     with pytest.raises(MalformedError):
-        unbundle(Parcel("uint8", (len(data),), STYPE, data))
+        deserialize(Parcel("uint8", (len(data),), STYPE, data))

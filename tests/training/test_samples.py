@@ -9,7 +9,7 @@ import pytest
 from mutirao import ClientData
 from mutirao.core.exclusion import PopulationWithout
 from mutirao.core.fleet import ClientId
-from mutirao.deploy.policy.enforcement import Held
+from mutirao.deploy.policy.enforcement import SampleCounts
 from mutirao.training.samples import (
     Population,
     Samples,
@@ -61,8 +61,8 @@ def test_data_of_a_client_are_what_it_trains_on_and_what_it_judges_by() -> None:
     data = ClientData((X[:9], Y[:9]), Samples(X[9:12], Y[9:12]))  # type: ignore[arg-type]
     assert (len(data), len(data.train), len(own_test_samples(data))) == (9, 9, 3)
     assert Samples.of(data) is data.train
-    assert [Held.of(d).train for d in (data, data.train, (X, Y))] == [9, 9, 50]  # what a site's policy counts
-    assert [Held.of(several).train for several in (((X, X), Y), ({"a": X}, Y))] == [50, 50]
+    assert [SampleCounts.of(d).train for d in (data, data.train, (X, Y))] == [9, 9, 50]  # what a site's policy counts
+    assert [SampleCounts.of(several).train for several in (((X, X), Y), ({"a": X}, Y))] == [50, 50]
     for plain in (data.train, (X, Y), None):
         with pytest.raises(ValueError, match=r"no test data of its own: give it ClientData\(train, test\)"):
             own_test_samples(plain)

@@ -26,13 +26,13 @@ def policy(recipes: tuple[str, ...], sets: Assignments, out: Path | None) -> Non
       mutirao site policy --recipe cytology --set data=/srv/pictures --out policy.toml
     """
     from mutirao.deploy.policy.content_hash import check_recipe
-    from mutirao.deploy.policy.policy_templates import fitting_policy, leaves_something
+    from mutirao.deploy.policy.policy_templates import allows_anything, policy_for
     from mutirao.errors import ConfigError
     from mutirao.io import write_whole
 
     for recipe in recipes:
         check_recipe(recipe)
-    text = fitting_policy(recipes, sets)
+    text = policy_for(recipes, sets)
     if out is None:
         click.echo(text, nl=False)
         return
@@ -41,7 +41,7 @@ def policy(recipes: tuple[str, ...], sets: Assignments, out: Path | None) -> Non
     write_whole(out, text)
     left = (
         f"it lets leave what {', '.join(recipes)} needs"
-        if leaves_something(text)
+        if allows_anything(text)
         else "nothing leaves until you allow it"
     )
     click.echo(f"written: {out}; {left}: read it line by line")

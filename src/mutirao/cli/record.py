@@ -24,14 +24,14 @@ def record(folder: Path, out: Path | None, lang: str, as_json: bool, trust: Code
       mutirao record runs/recsys --out record.md
       mutirao record runs/recsys --lang pt --out registro.md
     """
-    from mutirao.deploy.processing_record import facts_of_run, write_record
+    from mutirao.deploy.processing_record import record_facts, write_record
     from mutirao.io import write_whole
     from mutirao.runs.trust import names_in_file
 
     if out is not None and out.exists():
         raise ConfigError(f"{out} is there already, and somebody may have filled it in; choose another --out")
     allow_local_imports(names_in_file(folder / "config.toml"))
-    facts = facts_of_run(folder, trust)
+    facts = record_facts(folder, trust)
     if out is None:
         print_result(facts, as_json, write_record(facts, lang).rstrip())
         return

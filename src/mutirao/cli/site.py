@@ -26,7 +26,7 @@ def site(context: click.Context) -> None:
       mutirao site init site /srv/mutirao --name recife --superlink fed.example.org:9092 --ca ca.crt
       mutirao site doctor /srv/mutirao
     """
-    from mutirao.deploy.platforms import need_linux
+    from mutirao.deploy.layout import need_linux
 
     if context.invoked_subcommand not in ANYWHERE:
         need_linux(f"mutirao site {context.invoked_subcommand}")
@@ -54,9 +54,9 @@ def init_server(folder: Path, hosts: tuple[str, ...], port: int, listen: str, na
     Example: mutirao site init server /srv/mutirao --host fed.example.org --host 10.1.2.3
     """
     from mutirao.deploy.keys import certificate_fingerprint
-    from mutirao.deploy.provisioning import found_server
+    from mutirao.deploy.provisioning import create_server
 
-    server = found_server(folder, hosts, port, name, listen)
+    server = create_server(folder, hosts, port, name, listen)
     address = f"{server.hosts[0] if server.hosts else 'ADDRESS'}:{port}"
     click.echo(f"""made: {server.folder}
 names in the certificate: {", ".join(server.hosts) or "none but this machine itself: sites need --host"}
@@ -86,12 +86,12 @@ def init_site(folder: Path, ca: BinaryIO | None, **facts: Any) -> None:
     Example: mutirao site init site /srv/mutirao --name recife --superlink fed.example.org:9092 --ca ca.crt
     """
     from mutirao.deploy.keys import certificate_fingerprint, key_fingerprint
-    from mutirao.deploy.policy.policy_templates import leaves_something
-    from mutirao.deploy.provisioning import found_site
+    from mutirao.deploy.policy.policy_templates import allows_anything
+    from mutirao.deploy.provisioning import create_site
 
-    node = found_site(folder, ca=ca.read() if ca else None, **facts)
+    node = create_site(folder, ca=ca.read() if ca else None, **facts)
     known = f"ca.crt: {certificate_fingerprint(node.ca)}" if node.ca.exists() else f"ca.crt, to be put into {folder}"
-    allowed = leaves_something(node.policy_file.read_text(encoding="utf-8"))
+    allowed = allows_anything(node.policy_file.read_text(encoding="utf-8"))
     now = f"what {', '.join(facts['recipes'])} needs: read it line by line" if allowed else "nothing"
     click.echo(f"""made: {node.folder}
 keep secret, in a backup:  node.key
@@ -116,22 +116,22 @@ def admit(folder: Path, key: BinaryIO, name: str, client: str) -> None:
     """
     import tempfile
 
-    from mutirao.deploy.keys import client_in, key_fingerprint
-    from mutirao.deploy.provisioning import take_key
+    from mutirao.deploy.keys import client_of_key, key_fingerprint
+    from mutirao.deploy.provisioning import store_key
     from mutirao.deploy.server.admission import admit as let_in
     from mutirao.errors import ConfigError
 
     if key.name not in ("-", "<stdin>"):
-        kept = take_key(folder, Path(key.name), name, client)
+        kept = store_key(folder, Path(key.name), name, client)
     elif not name:
         raise ConfigError("a key from the input needs --name")
     else:
         with tempfile.TemporaryDirectory() as place:
             copy = Path(place) / f"{name}.pub"
             copy.write_bytes(key.read(65536))
-            kept = take_key(folder, copy, name, client)
+            kept = store_key(folder, copy, name, client)
     let_in(folder, kept)
-    click.echo(f"admitted: {kept.stem}, who is {client_in(kept)} in recipes; {key_fingerprint(kept)}")
+    click.echo(f"admitted: {kept.stem}, who is {client_of_key(kept)} in recipes; {key_fingerprint(kept)}")
 
 
 @site.command()
@@ -177,27 +177,36 @@ def up(folder: Path, foreground: bool) -> None:
     Example: mutirao site up /srv/mutirao
     """
     from mutirao.deploy.layout import Server, load_place
-    from mutirao.deploy.processes import become, is_connected, start_superlink, start_supernode, until, waits
+    from mutirao.deploy.processes import (
+        exec_process,
+        is_connected,
+        start_superlink,
+        start_supernode,
+        wait_until,
+        why_not_admitted,
+    )
     from mutirao.deploy.server.admission import admit as let_in
     from mutirao.errors import MutiraoError
 
     place = load_place(folder)
     if foreground:
-        become(folder)
+        exec_process(folder)
     process = start_superlink(folder) if isinstance(place, Server) else start_supernode(folder)
     if isinstance(place, Server):
         for key in sorted(place.sites.glob("*.pub")):
             let_in(folder, key)
         click.echo(f"the SuperLink listens on {place.host}:{place.port} (process {process.pid}, {process.log})")
         return
-    until(lambda: is_connected(process) or bool(waits(process)) or not process.alive(), 20)
+    wait_until(lambda: is_connected(process) or bool(why_not_admitted(process)) or not process.alive(), 20)
     if not process.alive():
         process.stop()
         raise MutiraoError(f"the SuperNode ended: {process.reason()}; look at it with: mutirao site doctor {folder}")
     state = f"is connected to {place.superlink}" if is_connected(process) else f"goes on trying {place.superlink}"
     click.echo(f"the SuperNode {state} (process {process.pid}, {process.log})")
     if not is_connected(process):
-        click.echo(f"why: {waits(process) or process.last_words()}; look at it with: mutirao site doctor {folder}")
+        click.echo(
+            f"why: {why_not_admitted(process) or process.last_words()}; look at it with: mutirao site doctor {folder}"
+        )
 
 
 @site.command()
@@ -224,13 +233,12 @@ def status(folder: Path, as_json: bool) -> None:
 
     Example: mutirao site status /srv/mutirao
     """
-    from mutirao.deploy.admin.overview import in_words, overview
+    from mutirao.deploy.admin.facts import facts_as_lines, overview, why_not_working
     from mutirao.deploy.layout import Server, load_place
-    from mutirao.deploy.liveness import out_of_work
     from mutirao.deploy.processes import running
 
     place, process = load_place(folder), running(folder)
-    why = out_of_work(place, process) if process is not None else "it does not run"
+    why = why_not_working(place, process) if process is not None else "it does not run"
     works = not why
     facts = {"role": place.role, "name": place.name, "runs": process is not None, "works": works, "why": why}
     said = f"the {place.process} does not run; start it with: mutirao site up {folder}"
@@ -240,7 +248,7 @@ def status(folder: Path, as_json: bool) -> None:
         since = f"since {process.since()}, process {process.pid}, {process.log}"
         said = f"the {place.process} runs and {words[works]}{why and f': {why}'} ({since})"
     more = overview(place, works)
-    print_result(facts | more, as_json, said, *in_words(more))
+    print_result(facts | more, as_json, said, *facts_as_lines(more))
     sys.exit(0 if works else 1)
 
 
@@ -257,7 +265,7 @@ def pause(folder: Path, off: bool) -> None:
       mutirao site pause /srv/mutirao
       mutirao site pause /srv/mutirao --off
     """
-    from mutirao.deploy.site.pause import pause as turn
+    from mutirao.deploy.site.pause import set_pause as turn
 
     turned = "" if turn(folder, not off) else " already"
     click.echo(f"{folder} answers again{turned}" if off else f"{folder} is paused{turned}: nothing is answered")
@@ -304,15 +312,15 @@ def doctor(folder: Path, as_json: bool) -> None:
     """
     from dataclasses import asdict
 
-    from mutirao.deploy.doctor import examine, healthy
+    from mutirao.deploy.doctor import examine, is_healthy
 
     findings = examine(folder)
     width, lines = max(len(f.check) for f in findings), []
     for f in findings:
         lines.append(f"{click.style(f'{f.state:<4}', fg=COLOURS[f.state])}  {f.check:<{width}}  {f.text}")
         lines += [f"{'':<6}{'':<{width}}  -> {f.remedy}"] if f.remedy else []
-    print_result({"ok": healthy(findings), "checks": [asdict(f) for f in findings]}, as_json, *lines)
-    sys.exit(0 if healthy(findings) else 1)
+    print_result({"ok": is_healthy(findings), "checks": [asdict(f) for f in findings]}, as_json, *lines)
+    sys.exit(0 if is_healthy(findings) else 1)
 
 
 @site.command("run")
@@ -331,18 +339,17 @@ def run_command(
 
     Example: mutirao site run /srv/mutirao quickstart --set rounds=3 --set clients=3 --wait
     """
-    from mutirao.deploy.layout import server_in
-    from mutirao.deploy.server.precheck import check_run, from_here
-    from mutirao.deploy.server.submission import Rounds, follow, run_folder, submit
+    from mutirao.deploy.layout import load_server
+    from mutirao.deploy.server.submission import RoundPrinter, absolute_paths, check_run, follow, run_folder, submit
 
     since = time.time()
-    server_in(folder)
-    place, sets = run_folder(folder, recipe, out), from_here(sets)
+    load_server(folder)
+    place, sets = run_folder(folder, recipe, out), absolute_paths(sets)
     check_run(recipe, sets, place, resume)
     if keep:
-        from mutirao.deploy.server.supervisor import keep_going
+        from mutirao.deploy.server.supervisor import supervise
 
-        done = keep_going(folder, recipe, sets, place, timeout, meanwhile=Rounds(place, since, click.echo))
+        done = supervise(folder, recipe, sets, place, timeout, meanwhile=RoundPrinter(place, since, click.echo))
         click.echo(f"finished in {done['flower_runs']} Flower runs; look at {place / 'report.html'}")
         return
     number = submit(folder, recipe, sets, place, resume, timeout)

@@ -6,28 +6,53 @@ Each check is a small function that returns findings; none of them changes anyth
 import datetime
 import importlib.metadata
 import os
+import shutil
 import socket
 import ssl
 import stat
 import sys
 import time
 import urllib.error
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mutirao.core.agreement import AGREE
 from mutirao.core.versions import versions
 from mutirao.deploy import flower_patches, keys
-from mutirao.deploy.findings import Finding, look
 from mutirao.deploy.layout import FILE, Node, Server, load_place, split_address
-from mutirao.deploy.machine_checks import disk, gpu, memory
 from mutirao.deploy.policy.rules import Policy, load_policy
-from mutirao.deploy.processes import port_trouble, running
+from mutirao.deploy.processes import port_problem, running
 from mutirao.deploy.server.admission import is_admitted
-from mutirao.deploy.server.control_calls import about
+from mutirao.deploy.server.control_calls import server_info
 from mutirao.deploy.site.pause import paused_since
 from mutirao.errors import ConfigError, MutiraoError
+
+GIGABYTE = 2**30
+Health = Literal["ok", "warn", "fail", "skip"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found."""
+
+    check: str
+    state: Health
+    text: str
+    remedy: str = ""
+
+
+def check_result(check: str, trouble: str, remedy: str, good: str) -> Finding:
+    """A finding of trouble, or of none."""
+    return Finding(check, "fail", trouble, remedy) if trouble else Finding(check, "ok", good)
+
+
+def check_amount(check: str, left: float, least: float, little: float, text: str, remedy: str) -> Finding:
+    """Whether enough is left of something."""
+    state: Health = "fail" if left < least else "warn" if left < little else "ok"
+    return Finding(check, state, text, "" if state == "ok" else remedy)
+
 
 SOON = 30  # days before the end of a certificate at which to renew it
 AHEAD, BEHIND = 5.0, 300.0  # seconds a site's clock may be ahead of the server's, and behind: Flower takes no more
@@ -35,35 +60,37 @@ AHEAD, BEHIND = 5.0, 300.0  # seconds a site's clock may be ahead of the server'
 
 def examine(folder: Path) -> list[Finding]:
     """All checks for the folder of a server or a site."""
-    found = [*python_and_packages()]
+    found = [*check_packages()]
     try:
         place = load_place(folder)
     except ConfigError as error:
         return [*found, Finding("folder", "fail", str(error), "make it with: mutirao site init")]
     found.append(Finding("folder", "ok", f"{place.role} {place.name!r} in {place.folder}"))
-    found += [*private_files(place), *authority(place)]
-    found += server_checks(place) if isinstance(place, Server) else [*policy_and_data(place), *server_seen(place)]
-    return [*found, check_process(place), disk(place.folder), memory(), gpu()]
+    found += [*check_private_keys(place), *check_authority(place)]
+    found += server_checks(place) if isinstance(place, Server) else [*check_policy_and_data(place), *server_seen(place)]
+    return [*found, check_process(place), check_disk(place.folder), check_memory(), check_gpu()]
 
 
-def healthy(findings: list[Finding]) -> bool:
+def is_healthy(findings: list[Finding]) -> bool:
     """Whether nothing failed; warnings do not count."""
     return all(f.state != "fail" for f in findings)
 
 
-def python_and_packages() -> Iterator[Finding]:
+def check_packages() -> Iterator[Finding]:
     """Python, mutirao, Flower in the range mutirao asks for, and torch."""
     new = sys.version_info >= (3, 11)
     version = sys.version.split()[0]
-    yield look("python", "" if new else version, "install Python 3.11 or newer", version)
+    yield check_result("python", "" if new else version, "install Python 3.11 or newer", version)
     found = versions()
     missing = ", ".join(name for name, version in found.items() if not version)
     good = ", ".join(f"{k} {v}" for k, v in found.items() if k != "python")
-    yield look("packages", missing and f"{missing} not installed", "pip install 'mutirao[flower,privacy]'", good)
+    yield check_result(
+        "packages", missing and f"{missing} not installed", "pip install 'mutirao[flower,privacy]'", good
+    )
     if found["flwr"] and not flower_fits(found["flwr"]):
         remedy = "pip install 'mutirao[flower]' again: it brings the right one"
         yield Finding("flower", "fail", f"flwr {found['flwr']} is not a version mutirao works with", remedy)
-    elif found["flwr"] and found["flwr"] not in flower_patches.CHECKED and (odd := flower_patches.strangeness()):
+    elif found["flwr"] and found["flwr"] not in flower_patches.CHECKED and (odd := flower_patches.unverified_changes()):
         yield Finding("flower", "warn", odd, f"install flwr {flower_patches.CHECKED[-1]}")
 
 
@@ -79,7 +106,7 @@ def flower_fits(version: str) -> bool:
     return all(r.specifier.contains(version, prereleases=True) for r in wanted)
 
 
-def private_files(place: Server | Node) -> Iterator[Finding]:
+def check_private_keys(place: Server | Node) -> Iterator[Finding]:
     """Private keys are there, belong to their public halves, and are readable by their owner alone."""
     private = [place.key, *([place.ca_key] if isinstance(place, Server) and place.ca_key.exists() else [])]
     for key in private:
@@ -89,7 +116,7 @@ def private_files(place: Server | Node) -> Iterator[Finding]:
             continue
         mode = stat.S_IMODE(key.stat().st_mode)
         trouble = f"{key} can be read by others (mode {mode:o})" if mode & 0o077 else ""
-        yield look("private key", trouble, f"chmod 600 {key}", f"{key.name} is readable by its owner alone")
+        yield check_result("private key", trouble, f"chmod 600 {key}", f"{key.name} is readable by its owner alone")
     if isinstance(place, Node) and place.key.exists():
         yield check_pair(place)
 
@@ -101,7 +128,7 @@ def check_secret(server: Server) -> Finding:
             "secret", "warn", f"{server.secret} is not there yet", f"mutirao site up {server.folder} makes it"
         )
     try:
-        keys.secret_in(server.secret)
+        keys.read_secret(server.secret)
     except ConfigError as error:
         remedy = f"rm {server.secret}; mutirao site down {server.folder}, then up: it makes another"
         return Finding("secret", "fail", str(error), remedy)
@@ -123,21 +150,23 @@ def check_pair(node: Node) -> Finding:
     return Finding("key pair", "fail", text, "restore both from one backup; never mix two folders")
 
 
-def authority(place: Server | Node) -> Iterator[Finding]:
+def check_authority(place: Server | Node) -> Iterator[Finding]:
     """The certificate of the authority is there and in its time."""
     if not place.ca.exists():
         remedy = "ask for the server's ca.crt, compare its fingerprint, and put it there"
         yield Finding("authority", "fail", f"{place.ca} is missing", remedy)
         return
     try:
-        yield dates("authority", place.ca, "the server makes a new authority: mutirao site init server, a new folder")
+        yield check_dates(
+            "authority", place.ca, "the server makes a new authority: mutirao site init server, a new folder"
+        )
     except ConfigError as error:
         yield Finding("authority", "fail", str(error), "ask for the server's ca.crt again")
 
 
-def dates(check: str, path: Path, remedy: str, now: datetime.datetime | None = None) -> Finding:
+def check_dates(check: str, path: Path, remedy: str, now: datetime.datetime | None = None) -> Finding:
     """Whether a certificate is in its time, and for how long."""
-    certificate, moment = keys.certificate_in(path), now or datetime.datetime.now(datetime.UTC)
+    certificate, moment = keys.read_certificate(path), now or datetime.datetime.now(datetime.UTC)
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     left = (end - moment).days
     if moment < begin:
@@ -153,14 +182,14 @@ def server_checks(server: Server) -> Iterator[Finding]:
     """Certificate, names, port, and the sites that were admitted."""
     renew = f"mutirao site renew {server.folder}, then down and up"
     try:
-        certificate, ca = keys.certificate_in(server.certificate), keys.certificate_in(server.ca)
-        yield dates("certificate", server.certificate, renew)
-        yield signature(server, certificate, ca, renew)
+        certificate, ca = keys.read_certificate(server.certificate), keys.read_certificate(server.ca)
+        yield check_dates("certificate", server.certificate, renew)
+        yield check_signature(server, certificate, ca, renew)
         missing = ", ".join(sorted(set(server.hosts) - set(keys.hosts_of(certificate))))
         named = ", ".join(h for h in keys.hosts_of(certificate) if h not in keys.LOOPBACK)
         if named or missing:
             trouble = missing and f"the certificate is not for {missing}"
-            yield look("names", trouble, renew, f"sites reach it as {named}")
+            yield check_result("names", trouble, renew, f"sites reach it as {named}")
         else:
             remedy = f"mutirao site renew {server.folder} --host NAME-OR-ADDRESS"
             yield Finding("names", "warn", "the certificate is for this machine alone: no site can connect", remedy)
@@ -171,7 +200,7 @@ def server_checks(server: Server) -> Iterator[Finding]:
     yield check_sites(server)
 
 
-def signature(server: Server, certificate: Any, ca: Any, renew: str) -> Finding:
+def check_signature(server: Server, certificate: Any, ca: Any, renew: str) -> Finding:
     """The certificate is signed by the authority, and belongs to the server's key."""
     try:
         certificate.verify_directly_issued_by(ca)
@@ -187,9 +216,9 @@ def check_port(server: Server) -> Finding:
     """The port is ours, or free."""
     if running(server.folder) is None:
         remedy = f"end the other program, or change port and host in {server.folder / FILE}"
-        return look("port", port_trouble(server), remedy, f"{server.port} is free")
+        return check_result("port", port_problem(server), remedy, f"{server.port} is free")
     try:
-        about(server.here, server.ca, direct=True)
+        server_info(server.here, server.ca, direct=True)
     except (OSError, ValueError) as error:
         remedy = f"see {server.logs / 'superlink.log'}; mutirao site down, then up"
         return Finding("port", "fail", f"the SuperLink runs and does not answer at {server.here}: {error}", remedy)
@@ -208,10 +237,10 @@ def check_sites(server: Server) -> Finding:
     if not known:
         return Finding("sites", "warn", "0 admitted", "admit a site")
     remedy = f"mutirao site admit {server.folder} {server.sites}/NAME.pub"
-    return look("sites", strangers and f"not admitted: {strangers}", remedy, f"{len(known)} admitted")
+    return check_result("sites", strangers and f"not admitted: {strangers}", remedy, f"{len(known)} admitted")
 
 
-def policy_and_data(node: Node) -> Iterator[Finding]:
+def check_policy_and_data(node: Node) -> Iterator[Finding]:
     """The policy can be read and allows something; the data it names are there."""
     edit = f"edit {node.policy_file}"
     try:
@@ -241,19 +270,19 @@ def policy_and_data(node: Node) -> Iterator[Finding]:
             wrong = "cannot be read by this user"
     except OSError as error:
         wrong = f"cannot be read: {error.strerror}"
-    yield look("data", wrong and f"{place} {wrong}", f"mount or correct it, or {edit}", f"{place} can be read")
+    yield check_result("data", wrong and f"{place} {wrong}", f"mount or correct it, or {edit}", f"{place} can be read")
     if not wrong:
         yield from agreed_on(node, policy)
 
 
 def agreed_on(node: Node, policy: Policy) -> Iterator[Finding]:
     """What this site has of what all agree on, by digest: two sites, or the server and a site, compare these lines."""
-    from mutirao.deploy.site.comparing import held_for  # late: it makes the task, with torch and the data
+    from mutirao.deploy.site.comparing import agreed_digests_of  # late: it makes the task, with torch and the data
 
     if policy.recipes and AGREE not in policy.asked.requests:
         remedy = f"add {AGREE!r} to requests in [asked] of {node.policy_file}"
         yield Finding("agree", "warn", "the policy does not let this site agree: it takes no part in any run", remedy)
-    for held in held_for(policy, node.client or node.name):
+    for held in agreed_digests_of(policy, node.client or node.name):
         if isinstance(held, tuple):
             recipe, why = held
             yield Finding("agree", "warn", f"{recipe}: {why}", "correct the data, or the settings in the policy")
@@ -269,18 +298,18 @@ def server_seen(node: Node) -> Iterator[Finding]:
     public = keys.public_key_pem(node.public_key) if node.public_key.exists() else None
     before = time.time()
     try:
-        facts = about(node.superlink, node.ca, public)
+        facts = server_info(node.superlink, node.ca, public)
     except (OSError, ValueError) as error:
         yield unreachable(error, node)
         return
     clock = (before + time.time()) / 2
     yield Finding("server", "ok", f"{node.superlink} answers, and is who its certificate says")
-    yield same_versions(facts["versions"], versions())
-    yield clock_skew(clock - float(facts.get("time", clock)))
+    yield check_versions(facts["versions"], versions())
+    yield check_clock(clock - float(facts.get("time", clock)))
     stranger = "" if facts.get("admitted") else "the server does not know this site's key"
     taken = f"mutirao site admit FOLDER {node.name}.pub"
     remedy = f"send {node.public_key} to the server, where it is taken with: {taken}"
-    yield look("admitted", stranger, remedy, "the server knows this site's key")
+    yield check_result("admitted", stranger, remedy, "the server knows this site's key")
 
 
 OTHER_HOST = "the server's certificate is not for {host}"
@@ -315,7 +344,7 @@ def unreachable(error: Exception, node: Node) -> Finding:
     return Finding("server", "fail", text, remedy)
 
 
-def same_versions(theirs: Mapping[str, Any], ours: Mapping[str, str]) -> Finding:
+def check_versions(theirs: Mapping[str, Any], ours: Mapping[str, str]) -> Finding:
     """mutirao and Flower must be the same on both sides; others only for results that repeat bit for bit."""
     pairs = {k: (ours.get(k, ""), str(v)) for k, v in theirs.items() if ours.get(k, "") != str(v)}
     hard = {"mutirao", "flwr"} & pairs.keys()
@@ -327,7 +356,7 @@ def same_versions(theirs: Mapping[str, Any], ours: Mapping[str, str]) -> Finding
     return Finding("versions", "fail" if hard else "warn", text, remedy)
 
 
-def clock_skew(ahead: float) -> Finding:
+def check_clock(ahead: float) -> Finding:
     """Flower refuses signed requests from the future (more than 5 s) and from the past (more than 305 s)."""
     text = f"{abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} the server's"
     if ahead > AHEAD or ahead < -BEHIND:
@@ -342,3 +371,51 @@ def check_process(place: Server | Node) -> Finding:
     if (found := running(place.folder)) is None:
         return Finding("process", "skip", f"the {place.process} does not run", f"mutirao site up {place.folder}")
     return Finding("process", "ok", f"the {place.process} runs (process {found.pid})")
+
+
+def check_disk(folder: Path, free: Callable[[Path], int] | None = None) -> Finding:
+    """Room for models, logs and trails."""
+    left = free(folder) if free else shutil.disk_usage(folder).free
+    text, remedy = f"{left / GIGABYTE:.1f} GB free", f"make room on the disk of {folder}"
+    return check_amount("disk", left, GIGABYTE, 5 * GIGABYTE, text, remedy)
+
+
+def check_memory(available: float | None = None) -> Finding:
+    """Room for torch and the data."""
+    left = available if available is not None else memory_left()
+    if left is None:
+        return Finding("memory", "skip", "cannot be told on this system")
+    remedy = "end other programs, or give the machine more; torch alone takes half a gigabyte"
+    return check_amount("memory", left, 0.5 * GIGABYTE, 2 * GIGABYTE, f"{left / GIGABYTE:.1f} GB available", remedy)
+
+
+def memory_left() -> float | None:
+    """Bytes that programs can still get: of the machine, or of the container if that is less."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        left = next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        return None
+    try:
+        most = Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8").strip()
+        used = float(Path("/sys/fs/cgroup/memory.current").read_text(encoding="utf-8"))
+        return left if most == "max" else min(left, float(most) - used)
+    except (OSError, ValueError):
+        return left
+
+
+def check_gpu() -> Finding:
+    """Whether torch can use the graphics card, if there is one."""
+    try:
+        import torch
+    except ImportError:
+        return Finding("gpu", "skip", "torch is not installed")
+    used = "used by runs with device=auto or cuda"
+    if torch.cuda.is_available():
+        return Finding("gpu", "ok", f"{torch.cuda.get_device_name(0)}: {used}")
+    if torch.backends.mps.is_available():
+        return Finding("gpu", "ok", f"Apple's: {used.replace('cuda', 'mps')}")
+    if not shutil.which("nvidia-smi"):
+        return Finding("gpu", "ok", "none: training uses the processor")
+    remedy = "install the torch that fits the driver, or in a container give it the device"
+    return Finding("gpu", "warn", "there is an NVIDIA driver, and torch does not see the card", remedy)

@@ -19,7 +19,7 @@ CHECKED = ("1.41.0", "1.42.0")
 
 
 @dataclass(frozen=True)
-class Internal:
+class PatchedFunction:
     """A function of Flower's that we replace: where it is, what ours does, and what its own code was when we looked."""
 
     where: str  # module:name
@@ -28,68 +28,68 @@ class Internal:
     checked: Mapping[str, str]  # by version, the digest of its source
 
 
-def same(digest: str, *versions: str) -> dict[str, str]:
+def same_digest(digest: str, *versions: str) -> dict[str, str]:
     """Versions in which the source is the same."""
     return dict.fromkeys(versions or CHECKED, digest)
 
 
-UNPACK = Internal(
+UNPACK = PatchedFunction(
     "flwr.supernode.runtime.run_clientapp:install_from_fab",
     "the app that the server sent stays packed",
     "fab_file, install_dir, skip_prompt",
-    same("481bd04cde582322"),
+    same_digest("481bd04cde582322"),
 )
-FOLDER = Internal(
+FOLDER = PatchedFunction(
     "flwr.supernode.runtime.run_clientapp:get_project_dir",
     "the app that the server sent has no folder",
     "fab_id, fab_version, fab_hash",
-    same("155c70517e73e598"),
+    same_digest("155c70517e73e598"),
 )
-LOAD = Internal(
+LOAD = PatchedFunction(
     "flwr.supernode.runtime.run_clientapp:get_load_client_app_fn",
     "the site's own code answers, under its policy",
     "default_app_ref, app_path, multi_app",
-    same("f7790dd641bafaff"),
+    same_digest("f7790dd641bafaff"),
 )
-SERVE = Internal(
+SERVE = PatchedFunction(
     "flwr.superlink.main:create_app",
     "a door stands before the SuperLink; behind it a look at whose message is whose, and questions that can wait",
     "config, superlink_lifespan_class",
-    same("ee966b630c8ba8b5"),
+    same_digest("ee966b630c8ba8b5"),
 )
-ACTIVATE = Internal(
+ACTIVATE = PatchedFunction(
     "flwr.supernode.fleet_http_client:FleetHttpClient.ActivateNode",
     "a SuperNode that is not let in yet tries again",
     "self, request",
-    same("560fe67fc99714e1"),
+    same_digest("560fe67fc99714e1"),
 )
-RETRY = Internal(
+RETRY = PatchedFunction(
     "flwr.supernode.fleet_http_connection:make_simple_http_retry_invoker",
     "a SuperNode tries again when the server's certificate is not in order",
     "",
-    same("49e12326a4b17e26"),
+    same_digest("49e12326a4b17e26"),
 )
-CALL = Internal(
+CALL = PatchedFunction(
     "flwr.supercore.protobuf.client:ProtobufClient.__init__",
     "the server's own commands send the secret that opens the door",
     "self, base_url, *, interceptors, verify, timeout, retry_invoker",
-    same("ea57554c6ab40501"),
+    same_digest("ea57554c6ab40501"),
 )
-INTERNALS = (UNPACK, FOLDER, LOAD, SERVE, ACTIVATE, RETRY, CALL)
+PATCHED = (UNPACK, FOLDER, LOAD, SERVE, ACTIVATE, RETRY, CALL)
 
 
-def replace(internal: Internal, make: Callable[[Any], Any]) -> None:
+def patch(internal: PatchedFunction, make: Callable[[Any], Any]) -> None:
     """Put what `make` makes of Flower's own function in its place; end with one line if there is no such function.
 
     Better no answer than one by foreign code, and no server than an open one.
     """
     place, name, found = find(internal)
     if found is None:
-        end(f"has no {internal.where}, where mutirao sees to it that {internal.instead}")
+        exit_incompatible(f"has no {internal.where}, where mutirao sees to it that {internal.instead}")
     setattr(place, name, make(found))
 
 
-def find(internal: Internal) -> tuple[Any, str, Any]:
+def find(internal: PatchedFunction) -> tuple[Any, str, Any]:
     """What holds an internal, its name there, and Flower's function; None for a function that is not there."""
     module, _, path = internal.where.partition(":")
     *owners, name = path.split(".")
@@ -104,7 +104,7 @@ def find(internal: Internal) -> tuple[Any, str, Any]:
     return place, name, getattr(place, name, None)
 
 
-def facts_of(internal: Internal) -> tuple[str, str]:
+def signature_and_digest(internal: PatchedFunction) -> tuple[str, str]:
     """The parameters and the digest of the source that an internal has in the installed Flower; empty without it."""
     found = find(internal)[2]
     if found is None:
@@ -116,15 +116,15 @@ def facts_of(internal: Internal) -> tuple[str, str]:
     return ", ".join(names), hashlib.sha256(inspect.getsource(found).encode()).hexdigest()[:16]
 
 
-def strangeness(*internals: Internal) -> str:
+def unverified_changes(*internals: PatchedFunction) -> str:
     """In one line, what is not as it was checked in the installed Flower, before it is replaced; empty if all is."""
-    odd = [one for one in internals or INTERNALS if facts_of(one)[1] not in one.checked.values()]
+    odd = [one for one in internals or PATCHED if signature_and_digest(one)[1] not in one.checked.values()]
     if not odd:
         return ""
     found = ", ".join(one.where.partition(":")[2] for one in odd)
     return f"flwr {version('flwr')} differs from {' and '.join(CHECKED)}, with which mutirao was checked, in {found}"
 
 
-def end(what: str) -> NoReturn:
+def exit_incompatible(what: str) -> NoReturn:
     """End the process: this version of Flower cannot be made safe."""
     sys.exit(f"error: flwr {version('flwr')} {what}; mutirao was checked with flwr {' and '.join(CHECKED)}")

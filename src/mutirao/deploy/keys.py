@@ -31,16 +31,16 @@ CA_DAYS, SERVER_DAYS = 3650, 730
 LOOPBACK = ("localhost", "127.0.0.1", "::1")  # the SuperLink's own processes reach it there
 
 
-def write_authority(certificate: Path, key: Path, name: str, days: int = CA_DAYS) -> None:
+def create_authority(certificate: Path, key: Path, name: str, days: int = CA_DAYS) -> None:
     """A new certificate authority; it signs servers and nothing below them (path length 0)."""
     private, who = new_key(), common_name(f"{name} certificate authority")
-    made = blank(who, who, private.public_key(), days, x509.BasicConstraints(ca=True, path_length=0))
+    made = certificate_builder(who, who, private.public_key(), days, x509.BasicConstraints(ca=True, path_length=0))
     made = made.add_extension(key_usage(key_cert_sign=True, crl_sign=True), critical=True)
     write_private(key, private)
-    write_new(certificate, sign(made, private))
+    write_new(certificate, signed_pem(made, private))
 
 
-def write_server(
+def create_server_certificate(
     certificate: Path, key: Path, ca: Path, ca_key: Path, hosts: Sequence[str], days: int = SERVER_DAYS
 ) -> None:
     """A key and a certificate of the server for these names and addresses, signed by the authority."""
@@ -50,7 +50,7 @@ def write_server(
     write_new(certificate, content)
 
 
-def renew_server(
+def renew_server_certificate(
     certificate: Path, key: Path, ca: Path, ca_key: Path, hosts: Sequence[str], days: int = SERVER_DAYS
 ) -> None:
     """A new certificate for the server's present key; the old one is kept beside it."""
@@ -64,20 +64,20 @@ def server_certificate(
     private: ec.EllipticCurvePrivateKey, ca: Path, ca_key: Path, hosts: Sequence[str], days: int
 ) -> bytes:
     """The PEM text of a certificate for TLS servers, with a subject alternative name for each host."""
-    authority, who = certificate_in(ca), common_name(hosts[0] if hosts else "localhost")
-    named = [alternative(host) for host in dict.fromkeys([*hosts, *LOOPBACK])]
+    authority, who = read_certificate(ca), common_name(hosts[0] if hosts else "localhost")
+    named = [alternative_name(host) for host in dict.fromkeys([*hosts, *LOOPBACK])]
     plain = x509.BasicConstraints(ca=False, path_length=None)
     made = (
-        blank(who, authority.subject, private.public_key(), days, plain)
+        certificate_builder(who, authority.subject, private.public_key(), days, plain)
         .add_extension(key_usage(digital_signature=True), critical=True)
         .add_extension(x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectAlternativeName(named), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)  # type: ignore[arg-type]
     )
-    return sign(made, private_key(ca_key))
+    return signed_pem(made, private_key(ca_key))
 
 
-def write_node_key(key: Path, public: Path, client: str) -> None:
+def create_node_key(key: Path, public: Path, client: str) -> None:
     """A site's key pair, as `ssh-keygen -t ecdsa -b 384` makes it: that is the form Flower reads.
 
     The comment of the public key is the client that the site is in recipes.
@@ -99,7 +99,7 @@ def public_key_pem(path: Path) -> bytes:
     return found.public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
 
 
-def client_in(path: Path) -> str:
+def client_of_key(path: Path) -> str:
     """The client that the holder of a public key may be in recipes: the key's comment, or the name of the file."""
     return path.read_text(encoding="utf-8").strip().partition(" ")[2].partition(" ")[2].strip() or path.stem
 
@@ -120,13 +120,13 @@ def blob_fingerprint(blob: bytes | str) -> str:
     return "SHA256:" + base64.b64encode(hashlib.sha256(base64.b64decode(blob)).digest()).decode().rstrip("=")
 
 
-def keep_secret(path: Path) -> None:
+def create_secret(path: Path) -> None:
     """A new secret of 256 bits, unless there is one already."""
     if not path.exists():
         write_new(path, f"{secrets.token_hex(32)}\n".encode(), mode=0o600)
 
 
-def secret_in(path: Path) -> str:
+def read_secret(path: Path) -> str:
     """The secret in a file; ConfigError if it is missing, no secret, or known to other users of the machine."""
     try:
         mode, text = stat.S_IMODE(path.stat().st_mode), path.read_text(encoding="ascii").strip()
@@ -140,7 +140,7 @@ def secret_in(path: Path) -> str:
     return text
 
 
-def certificate_in(path: Path) -> x509.Certificate:
+def read_certificate(path: Path) -> x509.Certificate:
     """The certificate in a PEM file."""
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
@@ -150,7 +150,7 @@ def certificate_in(path: Path) -> x509.Certificate:
 
 def certificate_fingerprint(path: Path) -> str:
     """The SHA-256 fingerprint of a certificate, as `openssl x509 -fingerprint -sha256` prints it."""
-    return certificate_in(path).fingerprint(hashes.SHA256()).hex(":").upper()
+    return read_certificate(path).fingerprint(hashes.SHA256()).hex(":").upper()
 
 
 def hosts_of(certificate: x509.Certificate) -> list[str]:
@@ -183,16 +183,16 @@ def common_name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text[:64])])
 
 
-def alternative(host: str) -> x509.GeneralName:
+def alternative_name(host: str) -> x509.GeneralName:
     """A host as a certificate names it: an address or a name."""
-    plain = plain_host(host)
+    plain = normalized_host(host)
     try:
         return x509.IPAddress(ipaddress.ip_address(plain))
     except ValueError:
         return x509.DNSName(plain)
 
 
-def plain_host(host: str) -> str:
+def normalized_host(host: str) -> str:
     """A host name in ASCII, or an address in its shortest form; ConfigError if it is neither."""
     try:
         return str(ipaddress.ip_address(host))
@@ -207,7 +207,7 @@ def plain_host(host: str) -> str:
     return plain
 
 
-def blank(
+def certificate_builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int, rank: x509.BasicConstraints
 ) -> x509.CertificateBuilder:
     """A certificate yet to be signed; it begins a day ago, as clocks of sites may be behind."""
@@ -233,7 +233,7 @@ def key_usage(digital_signature: bool = False, key_cert_sign: bool = False, crl_
     return x509.KeyUsage(**uses, **never)
 
 
-def sign(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> bytes:
+def signed_pem(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> bytes:
     """The certificate, signed, as PEM text."""
     return builder.sign(key, hashes.SHA384()).public_bytes(form.Encoding.PEM)
 

@@ -2,6 +2,7 @@
 
 import re
 import socket
+import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,12 @@ from mutirao.errors import ConfigError
 from mutirao.io import write_whole
 
 FILE = "site.toml"
-MARK = "MUTIRAO_SITE"  # in the environment of all processes of a folder: which folder that is
+FOLDER_VARIABLE = "MUTIRAO_SITE"  # in the environment of all processes of a folder: which folder that is
 PORT = 9092
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
-class Beside:
+class FolderFile:
     """A file or folder that lies beside `site.toml` under a fixed name."""
 
     def __init__(self, name: str) -> None:
@@ -40,9 +41,9 @@ class Place:
     folder: Path
     name: str
 
-    ca = Beside("ca.crt")  # the certificate of the federation's own authority: public, the same file everywhere
-    flower_home = Beside("flwr")  # where Flower keeps what it keeps; never the user's own ~/.flwr
-    logs = Beside("logs")  # what the processes say, a file a start
+    ca = FolderFile("ca.crt")  # the certificate of the federation's own authority: public, the same file everywhere
+    flower_home = FolderFile("flwr")  # where Flower keeps what it keeps; never the user's own ~/.flwr
+    logs = FolderFile("logs")  # what the processes say, a file a start
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -58,14 +59,14 @@ class Server(Place):
 
     role = "server"
     process = "superlink"
-    certificate = Beside("server.crt")  # signed by the authority
-    key = Beside("server.key")  # the private key of that certificate
-    secret = Beside("secret")  # what opens Control and Runtime; `up` makes it
-    commands = Beside("bin")  # Flower's own commands, with that secret
-    ca_key = Beside("ca.key")  # the authority's private key: needed only to sign; it may be kept elsewhere
-    sites = Beside("sites")  # the public keys of the sites that may connect
-    runs = Beside("runs")  # where runs are written, unless told otherwise
-    trail = Beside("audit.jsonl")  # who was admitted and dismissed, and which runs were submitted
+    certificate = FolderFile("server.crt")  # signed by the authority
+    key = FolderFile("server.key")  # the private key of that certificate
+    secret = FolderFile("secret")  # what opens Control and Runtime; `up` makes it
+    commands = FolderFile("bin")  # Flower's own commands, with that secret
+    ca_key = FolderFile("ca.key")  # the authority's private key: needed only to sign; it may be kept elsewhere
+    sites = FolderFile("sites")  # the public keys of the sites that may connect
+    runs = FolderFile("runs")  # where runs are written, unless told otherwise
+    trail = FolderFile("audit.jsonl")  # who was admitted and dismissed, and which runs were submitted
 
     def key_of(self, site: str) -> Path:
         """Where the public key of a site lies: nowhere but among those of the sites."""
@@ -89,7 +90,7 @@ class Node(Place):
 
     role = "site"
     process = "supernode"
-    key = Beside("node.key")  # the private key by which the server knows this site
+    key = FolderFile("node.key")  # the private key by which the server knows this site
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -148,7 +149,7 @@ def save_place(place: Server | Node) -> None:
     write_whole(place.folder / FILE, "\n".join(text) + "\n")
 
 
-def server_in(folder: Path) -> Server:
+def load_server(folder: Path) -> Server:
     """The server of this folder; ConfigError if it is a site's."""
     place = load_place(folder)
     if not isinstance(place, Server):
@@ -156,7 +157,7 @@ def server_in(folder: Path) -> Server:
     return place
 
 
-def node_in(folder: Path) -> Node:
+def load_node(folder: Path) -> Node:
     """The site of this folder; ConfigError if it is the server's."""
     place = load_place(folder)
     if not isinstance(place, Node):
@@ -182,3 +183,16 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as s:
         s.bind((host, 0))
         return int(s.getsockname()[1])
+
+
+SYSTEM_NAMES = {"win32": "Windows", "darwin": "macOS"}
+
+
+def need_linux(what: str) -> None:
+    """Refuse where there is no /proc, by which processes are known, and no Unix socket that can be relied on."""
+    if sys.platform != "linux":
+        here = SYSTEM_NAMES.get(sys.platform, sys.platform)
+        raise ConfigError(
+            f"{what} needs Linux, and this is {here}: it looks after processes by /proc and speaks to them over Unix "
+            "sockets; take a Linux machine, a container or WSL (runs, studies, reports and the live page work here)"
+        )

@@ -24,9 +24,17 @@ from mutirao.config import resolve
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Request, Site
 from mutirao.deploy.policy.content_hash import content_hash
-from mutirao.deploy.policy.enforcement import Asker, approve, guarded
+from mutirao.deploy.policy.enforcement import PolicyHandler, Requester, approve
 from mutirao.deploy.policy.pins import settings_of
-from mutirao.deploy.policy.rules import Asked, Cover, Leaving, Policy, assignments, load_policy, policy_template
+from mutirao.deploy.policy.rules import (
+    Policy,
+    PrivacyRules,
+    ReplyRules,
+    RequestRules,
+    assignments,
+    load_policy,
+    policy_template,
+)
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.experiments.task import Task, find
 from mutirao.io import write_whole
@@ -120,9 +128,9 @@ class Target:
             return task.handler(request, site).arrays
         requested = dict([*self.base, *settings])
         pinned = [*assignments(requested), *policy.settings.items()]
-        asker = Asker("drill", self.drill.recipe, self.client)
+        asker = Requester("drill", self.drill.recipe, self.client)
         asker = approve(policy, asker, requested, functools.partial(settings_of, self.drill.recipe, pinned))
-        return guarded(task.handler, policy, asker)(request, site).arrays
+        return PolicyHandler(task.handler, policy, asker)(request, site).arrays
 
     def rng(self, purpose: str) -> np.random.Generator:
         """A generator for one purpose."""
@@ -353,11 +361,11 @@ def drill_leak(folder: Path, trial: Trial, drill: LeakDrill) -> None:
         )
     # The policy gets an audit trail and a ledger in the folder: those of the site stay as they are.
     policy = replace(policy_to_test(drill, folder), audit=folder / "audit.jsonl", ledger=folder / "ledger.json")
-    cover = Cover(clip=policy.privacy.clip or drill.clip, noise=drill.noise)
+    cover = PrivacyRules(clip=policy.privacy.clip or drill.clip, noise=drill.noise)
     noised = Policy(
         {drill.recipe: content_hash(drill.recipe)},
-        asked=Asked(("train",), 1),
-        reply=Leaving(("*",), ("*",), ("*",)),
+        asked=RequestRules(("train",), 1),
+        reply=ReplyRules(("*",), ("*",), ("*",)),
         privacy=cover,
         audit=policy.audit,
     )
@@ -408,7 +416,7 @@ def to_json(result: AttackResult) -> dict[str, Any]:
     return {name: value for name, value in figures.items() if value not in (None, "")}
 
 
-def table_of(results: Sequence[AttackResult], cover: Cover) -> list[str]:
+def table_of(results: Sequence[AttackResult], cover: PrivacyRules) -> list[str]:
     """One line for each attack, one column for each rule."""
     rows = [["", "plain", "under the policy", f"clip {cover.clip:g}, noise {cover.noise:g}"]]
     for attack in ATTACKS:

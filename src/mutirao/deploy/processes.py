@@ -21,20 +21,29 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.config import toml_lines, toml_string
-from mutirao.deploy.keys import certificate_in, keep_secret, secret_in
-from mutirao.deploy.layout import FILE, MARK, Node, Server, free_port, load_place, node_in, server_in
-from mutirao.deploy.platforms import need_linux
+from mutirao.deploy.keys import create_secret, read_certificate, read_secret
+from mutirao.deploy.layout import (
+    FILE,
+    FOLDER_VARIABLE,
+    Node,
+    Server,
+    free_port,
+    load_node,
+    load_place,
+    load_server,
+    need_linux,
+)
 from mutirao.deploy.policy.rules import load_policy
 from mutirao.deploy.server import flwr_command
-from mutirao.deploy.server.control_calls import about, again
-from mutirao.deploy.site.clientapp import own_command, write_command
-from mutirao.deploy.site.supernode import NOT_YET
+from mutirao.deploy.server.control_calls import restart_command, server_info
+from mutirao.deploy.site.clientapp import write_clientapp, write_command
+from mutirao.deploy.site.supernode import NOT_ADMITTED
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.io import write_whole
 
 RECORD = "process.json"
 KEPT_LOGS = 9
-COMMANDS = Path(sys.executable).parent
+PYTHON_BIN = Path(sys.executable).parent
 FOUND, LOST = ("SuperNode ID:", "Connection successful after"), "Connection attempt failed"  # as Flower logs it
 LOCAL = "localhost,127.0.0.1,::1"
 COLOURS = {"FORCE_COLOR", "CLICOLOR_FORCE"}  # Jupyter asks for them, and what Flower says would no longer be JSON
@@ -53,21 +62,23 @@ class Process:
 
     def alive(self) -> bool:
         """Whether it still runs."""
-        return birth(self.pid) == self.born
+        return start_id(self.pid) == self.born
 
     def stop(self, seconds: float = 10.0) -> None:
         """Ask it to end, make it end after so many seconds, and end all that it started."""
-        family = members(self.folder)
+        family = processes_of(self.folder)
         self.signal(signal.SIGTERM)
-        if not until(lambda: not self.alive(), seconds):
+        if not wait_until(lambda: not self.alive(), seconds):
             self.kill()
-        sweep(self.folder)
-        until(lambda: all(birth(pid) != born for pid, born in family), seconds)  # the dying show no mark any more
+        end_leftovers(self.folder)
+        wait_until(
+            lambda: all(start_id(pid) != born for pid, born in family), seconds
+        )  # the dying show no mark any more
 
     def kill(self) -> None:
         """SIGKILL to this process alone, as a power cut would; what it started finds out by itself."""
         self.signal(signal.SIGKILL)
-        until(lambda: not self.alive(), 10)
+        wait_until(lambda: not self.alive(), 10)
 
     def text(self) -> str:
         """What it has said so far."""
@@ -102,14 +113,14 @@ def start_superlink(folder: Path, env: Mapping[str, str] | None = None, wait: fl
 
     Its state is in `state.db`, so that admitted keys survive a restart. `env` is added to its environment.
     """
-    server = server_in(folder)
-    open_inside(server)
-    refuse_second(server.folder)
-    refuse_expired(server)
-    if trouble := port_trouble(server):
+    server = load_server(folder)
+    write_commands(server)
+    refuse_if_running(server.folder)
+    refuse_if_expired(server)
+    if trouble := port_problem(server):
         raise MutiraoError(f"{trouble}; end the other program, or change the port in {server.folder / FILE}")
     process = launch(server, superlink_command(server), environment(server) | dict(env or {}))
-    if not until(lambda: answers(server) or not process.alive(), wait) or not process.alive():
+    if not wait_until(lambda: is_answering(server) or not process.alive(), wait) or not process.alive():
         reason = process.reason()
         process.stop()
         raise MutiraoError(f"the SuperLink did not come up: {reason} (see {process.log})")
@@ -122,29 +133,29 @@ def start_supernode(folder: Path, env: Mapping[str, str] | None = None) -> Proce
     `is_connected(process)` tells when it is let in; until then it tries again without end, whether the server is away,
     does not know its key, or still takes a killed one for alive. `env` is added to its environment.
     """
-    node = node_in(folder)
+    node = load_node(folder)
     return launch(node, supernode_command(node), environment(node) | dict(env or {}))
 
 
-def become(folder: Path) -> None:
+def exec_process(folder: Path) -> None:
     """Become the SuperLink or SuperNode: for containers and service managers, which watch it by themselves."""
     need_linux("a server or a site")
     place = load_place(folder)
-    refuse_second(folder)
+    refuse_if_running(folder)
     if isinstance(place, Server):
-        refuse_expired(place)
-        open_inside(place)
+        refuse_if_expired(place)
+        write_commands(place)
     command = superlink_command(place) if isinstance(place, Server) else supernode_command(place)
     log = place.logs / f"{place.process}.log"
-    record(place, os.getpid(), log)
+    write_process_record(place, os.getpid(), log)
     os.chdir(place.folder)
-    keep_words(log)
+    copy_output_to(log)
     os.execve(command[0], command, environment(place))
 
 
-def keep_words(log: Path) -> None:
+def copy_output_to(log: Path) -> None:
     """Let what this process says from now on go to a log as well, from which `status` knows whether it is connected."""
-    rotate(log)
+    rotate_logs(log)
     sys.stdout.flush()
     end, begin = os.pipe()
     # Forked off, so that it is nobody's child: it ends by itself when the last one that speaks has ended.
@@ -177,10 +188,10 @@ def stop_all(processes: Iterable[Process]) -> None:
 
 def stop(folder: Path) -> bool:
     """End what runs in this folder, and what a killed one left behind; tells whether there was anything."""
-    process, left = running(folder), members(folder)
+    process, left = running(folder), processes_of(folder)
     if process is not None:
         process.stop()
-    sweep(folder)
+    end_leftovers(folder)
     (folder / RECORD).unlink(missing_ok=True)
     return process is not None or bool(left)
 
@@ -191,19 +202,19 @@ def is_connected(process: Process) -> bool:
     return max(map(text.rfind, FOUND)) > text.rfind(LOST)
 
 
-def waits(process: Process) -> str:
+def why_not_admitted(process: Process) -> str:
     """Why a SuperNode is not let in now, as it last said itself; empty if it says nothing of that kind."""
-    return next((line.strip() for line in reversed(process.text().splitlines()) if NOT_YET in line), "")
+    return next((line.strip() for line in reversed(process.text().splitlines()) if NOT_ADMITTED in line), "")
 
 
-def certificate_trouble(server: Server) -> str:
+def certificate_problem(server: Server) -> str:
     """Why no site would speak to a server with this certificate, and what helps; empty if it is in its time."""
-    ends, now = certificate_in(server.certificate).not_valid_after_utc, datetime.datetime.now(datetime.UTC)
+    ends, now = read_certificate(server.certificate).not_valid_after_utc, datetime.datetime.now(datetime.UTC)
     remedy = f"renew it with: mutirao site renew {server.folder}"
     return f"{server.certificate} ended {ends:%Y-%m-%d %H:%M} UTC; {remedy}" if now >= ends else ""
 
 
-def port_trouble(server: Server) -> str:
+def port_problem(server: Server) -> str:
     """Why nobody can listen on the server's port; empty if that is possible."""
     with socket.socket(socket.AF_INET6 if ":" in server.host else socket.AF_INET) as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -214,19 +225,19 @@ def port_trouble(server: Server) -> str:
     return ""
 
 
-def answers(server: Server) -> bool:
+def is_answering(server: Server) -> bool:
     """Whether the server's SuperLink answers over TLS, on this machine."""
     try:
-        return bool(about(server.here, server.ca, seconds=3.0, direct=True))
+        return bool(server_info(server.here, server.ca, seconds=3.0, direct=True))
     except (OSError, ValueError):
         return False
 
 
-def flwr(server: Server, *words: str, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
+def run_flwr(server: Server, *words: str, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
     """Flower's own command line, speaking to this server's SuperLink."""
     command, env = [str(server.commands / "flwr"), *words], environment(server)
     if not Path(command[0]).exists():  # it runs since before there was a secret
-        raise MutiraoError(f"{command[0]} is not there; {again(server)}")
+        raise MutiraoError(f"{command[0]} is not there; {restart_command(server)}")
     return subprocess.run(command, env=env, cwd=server.folder, capture_output=True, text=True, timeout=seconds)
 
 
@@ -259,9 +270,9 @@ def supernode_command(node: Node) -> list[str]:
 
 def environment(place: Server | Node) -> dict[str, str]:
     """Flower without telemetry, update checks and installations, in a home of its own."""
-    first = [str(COMMANDS)]
+    first = [str(PYTHON_BIN)]
     if isinstance(place, Node):
-        first.insert(0, str(own_command(place.folder / "bin", place.task).parent))
+        first.insert(0, str(write_clientapp(place.folder / "bin", place.task).parent))
     else:
         first.insert(0, str(place.commands))
     place.flower_home.mkdir(parents=True, exist_ok=True)
@@ -279,14 +290,14 @@ def environment(place: Server | Node) -> dict[str, str]:
         "PATH": os.pathsep.join([*first, os.environ.get("PATH", os.defpath)]),
         "PYTHONUNBUFFERED": "1",
         "NO_COLOR": "1",
-        MARK: str(place.folder),
+        FOLDER_VARIABLE: str(place.folder),
     }
 
 
-def open_inside(server: Server) -> None:
+def write_commands(server: Server) -> None:
     """A secret, unless there is one, and Flower's commands with it: `FOLDER/bin/flwr run APP here`."""
-    keep_secret(server.secret)
-    secret_in(server.secret)  # a clear word now if others know it
+    create_secret(server.secret)
+    read_secret(server.secret)  # a clear word now if others know it
     for name in flwr_command.COMMANDS:
         words = [sys.executable, "-P", "-m", "mutirao.deploy.server.flwr_command", str(server.folder), name]
         write_command(server.commands, words, name)
@@ -297,41 +308,41 @@ def open_inside(server: Server) -> None:
 def launch(place: Server | Node, command: list[str], env: dict[str, str]) -> Process:
     """Start a process in a session of its own, its words in a log, and write down who it is."""
     need_linux("a server or a site")
-    refuse_second(place.folder)
+    refuse_if_running(place.folder)
     log = place.logs / f"{place.process}.log"
-    rotate(log)
+    rotate_logs(log)
     with log.open("wb") as out:
         says: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.STDOUT}
         child = subprocess.Popen(command, env=env, cwd=place.folder, start_new_session=True, **says)
-    process = record(place, child.pid, log)
+    process = write_process_record(place, child.pid, log)
     # A dead child that nobody waits for still has its number, and what it started would take it for alive.
     threading.Thread(target=child.wait, name=f"wait-{child.pid}", daemon=True).start()
     return process
 
 
-def refuse_second(folder: Path) -> None:
+def refuse_if_running(folder: Path) -> None:
     """One process a folder."""
     if (there := running(folder)) is not None:
         raise ConfigError(f"the {there.what} of {folder} runs already (process {there.pid})")
-    sweep(folder)  # what a killed one left behind
+    end_leftovers(folder)  # what a killed one left behind
 
 
-def refuse_expired(server: Server) -> None:
+def refuse_if_expired(server: Server) -> None:
     """A server to which no site would speak is not started."""
-    if trouble := certificate_trouble(server):
+    if trouble := certificate_problem(server):
         raise MutiraoError(trouble)
 
 
-def record(place: Server | Node, pid: int, log: Path) -> Process:
+def write_process_record(place: Server | Node, pid: int, log: Path) -> Process:
     """Write down which process belongs to the folder."""
-    process = Process(place.process, place.folder, pid, birth(pid), log)
+    process = Process(place.process, place.folder, pid, start_id(pid), log)
     since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     facts = {"what": place.process, "pid": pid, "born": process.born, "log": str(log), "since": since}
     write_whole(place.folder / RECORD, json.dumps(facts, indent=2) + "\n")
     return process
 
 
-def rotate(log: Path, keep: int = KEPT_LOGS) -> None:
+def rotate_logs(log: Path, keep: int = KEPT_LOGS) -> None:
     """Make room for a new log: the last ones stay as x.1.log (the latest), x.2.log, ..."""
     log.parent.mkdir(parents=True, exist_ok=True)
     names = [log, *(log.with_suffix(f".{i}.log") for i in range(1, keep + 1))]
@@ -340,7 +351,7 @@ def rotate(log: Path, keep: int = KEPT_LOGS) -> None:
             newer.replace(older)
 
 
-def birth(pid: int) -> str:
+def start_id(pid: int) -> str:
     """When a process was born, in words that no other process of that number will ever have; empty if it is dead."""
     try:
         rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
@@ -354,30 +365,30 @@ def birth(pid: int) -> str:
     return "" if not state or state.startswith("Z") else " ".join(when.split())
 
 
-def members(folder: Path) -> list[tuple[int, str]]:
+def processes_of(folder: Path) -> list[tuple[int, str]]:
     """All processes that carry this folder's mark, with their births; on Linux, where the environment can be read."""
-    mark, found = f"{MARK}={folder.resolve()}".encode(), []
+    mark, found = f"{FOLDER_VARIABLE}={folder.resolve()}".encode(), []
     for entry in Path("/proc").iterdir() if sys.platform == "linux" else ():
         if not entry.name.isdecimal() or int(entry.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):  # another user's, or it ended while we looked
-            if mark in (entry / "environ").read_bytes().split(b"\0") and (born := birth(int(entry.name))):
+            if mark in (entry / "environ").read_bytes().split(b"\0") and (born := start_id(int(entry.name))):
                 found.append((int(entry.name), born))
     return found
 
 
-def sweep(folder: Path, seconds: float = 3.0) -> None:
+def end_leftovers(folder: Path, seconds: float = 3.0) -> None:
     """End what carries this folder's mark: ask, wait, insist."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid, born in members(folder):
+        for pid, born in processes_of(folder):
             with contextlib.suppress(OSError):
-                if birth(pid) == born:
+                if start_id(pid) == born:
                     os.kill(pid, number)
-        if until(lambda: not members(folder), seconds):
+        if wait_until(lambda: not processes_of(folder), seconds):
             return
 
 
-def until(happened: Callable[[], bool], seconds: float, pause: float = 0.1) -> bool:
+def wait_until(happened: Callable[[], bool], seconds: float, pause: float = 0.1) -> bool:
     """Wait for something at most so long; tells whether it happened."""
     deadline = time.monotonic() + seconds
     while not happened():

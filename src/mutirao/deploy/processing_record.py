@@ -37,7 +37,7 @@ DATA = {
 WITHDRAWN = ("had_part_in", "first_contribution", "rounds_kept", "rounds_redone", "digest_before", "digest_after")
 
 
-def facts_of_run(folder: Path, trust: Trust = distrust) -> dict[str, Any]:
+def record_facts(folder: Path, trust: Trust = distrust) -> dict[str, Any]:
     """What a run folder knows for a record of processing; None and empty where it does not."""
     record = Record.begun(folder)
     name, config = reopen(None, folder, [], trust)

@@ -1,6 +1,7 @@
 """Make the folder of a server or a site: keys, certificates, configuration, a policy, a compose file."""
 
 import contextlib
+import re
 import shutil
 import socket
 from collections.abc import Iterator, Sequence
@@ -10,32 +11,82 @@ from typing import Any
 
 from mutirao.config import toml_string
 from mutirao.deploy import keys
-from mutirao.deploy.compose import compose_text
-from mutirao.deploy.layout import FILE, PORT, Node, Server, save_place, server_in
-from mutirao.deploy.policy.policy_templates import fitting_policy
+from mutirao.deploy.layout import FILE, PORT, Node, Server, load_server, save_place
+from mutirao.deploy.policy.policy_templates import policy_for
 from mutirao.errors import ConfigError
 from mutirao.io import write_whole
+
+IMAGE = "mutirao"
+CONTAINER_FOLDER = "/srv/mutirao"  # where a container has its folder
+CONTAINER_DATA = "/data"  # and its data, which it can only read
+COMPOSE_HEADER = "# One service and one volume for each. The folder of a service is made once, in its volume:\n"
+
+
+def compose_text(places: Sequence[Server | Node]) -> str:
+    """The compose file for these, written by hand so that it reads well."""
+    hints = "".join(f"#   {init_command(place)}\n" for place in places)
+    services = "".join(compose_service(place) for place in places)
+    volumes = "".join(f"  {place.name}:\n" for place in places)
+    return f"{COMPOSE_HEADER}{hints}services:\n{services}volumes:\n{volumes}"
+
+
+def init_command(place: Server | Node) -> str:
+    """The command that makes the folder of a service in its volume."""
+    run = f"docker compose run --rm -T {place.name} site init"
+    if isinstance(place, Server):
+        hosts = " ".join(f"--host {host}" for host in place.hosts)
+        return f"{run} server {CONTAINER_FOLDER} {hosts} --port {place.port}".replace("  ", " ")
+    return f"{run} site {CONTAINER_FOLDER} --name {place.name} --superlink {place.superlink} --ca - < ca.crt"
+
+
+def compose_service(place: Server | Node) -> str:
+    """One service. It may not gain rights, writes to its own volume alone, and comes back after a reboot."""
+    outside = f"DATA_{re.sub(r'[^A-Za-z0-9]', '_', place.name).upper()}"  # where its data lie
+    lines = [
+        f"  {place.name}:",
+        f"    image: {IMAGE}",
+        "    pull_policy: never",  # it is built here: whoever has that name in a registry is somebody else
+        f'    command: ["site", "up", "{CONTAINER_FOLDER}", "--foreground"]',
+        "    init: true",  # what ends is buried, so that nobody takes it for alive
+        "    restart: unless-stopped",
+        "    read_only: true",
+        '    tmpfs: ["/tmp"]',
+        '    cap_drop: ["ALL"]',
+        '    security_opt: ["no-new-privileges:true"]',
+        "    healthcheck:",  # as in the image, which loses its own in formats other than Docker's
+        f'      test: ["CMD", "mutirao", "site", "status", "{CONTAINER_FOLDER}"]',
+        "      interval: 30s",
+        "      timeout: 15s",
+        "      start_period: 60s",
+        "    volumes:",
+        f"      - {place.name}:{CONTAINER_FOLDER}",
+        f"      - ${{{outside}:-./data}}:{CONTAINER_DATA}:ro",
+    ]
+    if isinstance(place, Server):
+        lines += ["    ports:", f'      - "{place.port}:{place.port}"']
+    return "\n".join(lines) + "\n"
+
 
 DATA_LINE = '# data = "/srv/mutirao/data"'  # as the template of a policy has it
 NEVER_REPLACED = "is there already; keys are never replaced: choose another folder, or move this one away"
 
 
-def found_server(
+def create_server(
     folder: Path, hosts: Sequence[str] = (), port: int = PORT, name: str = "server", host: str = "0.0.0.0"
 ) -> Server:
     """A certificate authority, a server certificate for these names and addresses, and the configuration."""
-    server = Server(folder.resolve(), name, tuple(map(keys.plain_host, hosts)) or own_names(), host, port)
-    with making(server.folder):
-        keys.write_authority(server.ca, server.ca_key, name)
-        keys.write_server(server.certificate, server.key, server.ca, server.ca_key, server.hosts)
-        keys.keep_secret(server.secret)
+    server = Server(folder.resolve(), name, tuple(map(keys.normalized_host, hosts)) or own_host_names(), host, port)
+    with new_folder(server.folder):
+        keys.create_authority(server.ca, server.ca_key, name)
+        keys.create_server_certificate(server.certificate, server.key, server.ca, server.ca_key, server.hosts)
+        keys.create_secret(server.secret)
         server.sites.mkdir()
         write_whole(server.folder / "compose.yaml", compose_text([server]))
         save_place(server)
     return server
 
 
-def found_site(
+def create_site(
     folder: Path,
     name: str,
     superlink: str,
@@ -53,21 +104,21 @@ def found_site(
     """
     node = Node(folder.resolve(), name, superlink, client, task=task)
     place = str(Path(data).expanduser().resolve()) if data else ""
-    policy = fitting_policy(recipes, [*sets, *([("data", place)] if data else [])])
+    policy = policy_for(recipes, [*sets, *([("data", place)] if data else [])])
     if data:
         policy = policy.replace(DATA_LINE, f"data = {toml_string(place)}", 1)
-    with making(node.folder):
-        keys.write_node_key(node.key, node.public_key, client or name)
+    with new_folder(node.folder):
+        keys.create_node_key(node.key, node.public_key, client or name)
         if ca is not None:
             keys.write_new(node.ca, ca.read_bytes() if isinstance(ca, Path) else ca)
-            keys.certificate_in(node.ca)  # a clear word now rather than at the first connection
+            keys.read_certificate(node.ca)  # a clear word now rather than at the first connection
         keys.write_new(node.policy_file, policy.encode())
         write_whole(node.folder / "compose.yaml", compose_text([node]))
         save_place(node)
     return node
 
 
-def take_key(folder: Path, public_key: Path, name: str = "", client: str = "") -> Path:
+def store_key(folder: Path, public_key: Path, name: str = "", client: str = "") -> Path:
     """Keep a site's public key with the server's; a name or client that is taken by another key is refused.
 
     `client` is what the site may call itself in recipes, by default what the key's comment says.
@@ -80,9 +131,9 @@ def take_key(folder: Path, public_key: Path, name: str = "", client: str = "") -
 
 def check_key(folder: Path, public_key: Path, name: str = "", client: str = "") -> tuple[Path, str]:
     """Where `take_key` would keep a key, and as which client; ConfigError if it would refuse it. Changes nothing."""
-    server = server_in(folder)
+    server = load_server(folder)
     keys.public_key_pem(public_key)
-    kept, client = server.key_of(name or public_key.stem), client or keys.client_in(public_key)
+    kept, client = server.key_of(name or public_key.stem), client or keys.client_of_key(public_key)
     if not client.isprintable():
         raise ConfigError(f"{public_key} holds more than one line; a public key is one")
     if public_key.resolve() == kept.resolve():
@@ -93,22 +144,22 @@ def check_key(folder: Path, public_key: Path, name: str = "", client: str = "") 
     for other in sorted(set(server.sites.glob("*.pub")) - {kept}):
         if keys.key_fingerprint(other) == fingerprint:
             raise ConfigError(f"{other} holds this key already, under another name")
-        if keys.client_in(other) == client:
+        if keys.client_of_key(other) == client:
             raise ConfigError(f"{other.stem} is {client!r} in recipes already; give this site another with --client")
     return kept, client
 
 
 def renew(folder: Path, hosts: Sequence[str] = (), days: int = keys.SERVER_DAYS) -> Server:
     """A new server certificate by the same authority, for the same names or for others; sites change nothing."""
-    server = server_in(folder)
-    server = replace(server, hosts=tuple(map(keys.plain_host, hosts)) or server.hosts)
-    keys.renew_server(server.certificate, server.key, server.ca, server.ca_key, server.hosts, days)
+    server = load_server(folder)
+    server = replace(server, hosts=tuple(map(keys.normalized_host, hosts)) or server.hosts)
+    keys.renew_server_certificate(server.certificate, server.key, server.ca, server.ca_key, server.hosts, days)
     save_place(server)
     return server
 
 
 @contextlib.contextmanager
-def making(folder: Path) -> Iterator[None]:
+def new_folder(folder: Path) -> Iterator[None]:
     """Fill a folder that is new or holds nothing of ours; what was begun and failed is taken away again."""
     if (folder / FILE).exists():
         raise ConfigError(f"{folder / FILE} {NEVER_REPLACED}")
@@ -127,7 +178,7 @@ def making(folder: Path) -> Iterator[None]:
         raise
 
 
-def own_names() -> tuple[str, ...]:
+def own_host_names() -> tuple[str, ...]:
     """The names and the address by which others probably reach this machine."""
     found = [socket.getfqdn(), socket.gethostname()]
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:

@@ -13,26 +13,24 @@ from typing import Any
 
 from mutirao.config import resolve
 from mutirao.core.fleet import Scalar
-from mutirao.deploy.compose import compose_text
-from mutirao.deploy.keys import write_authority
+from mutirao.deploy.keys import create_authority
 from mutirao.deploy.layout import Node, Server, free_port
-from mutirao.deploy.policy.policy_templates import change, put
-from mutirao.deploy.policy.rules import is_suspicious
+from mutirao.deploy.policy.policy_templates import fill_list, set_numbers
+from mutirao.deploy.policy.rules import may_name_code
 from mutirao.deploy.processes import (
     Process,
     is_connected,
-    members,
+    processes_of,
     start_superlink,
     start_supernode,
     stop_all,
-    until,
-    waits,
+    wait_until,
+    why_not_admitted,
 )
-from mutirao.deploy.provisioning import found_server, found_site, take_key
+from mutirao.deploy.provisioning import compose_text, create_server, create_site, store_key
 from mutirao.deploy.server.admission import admit
-from mutirao.deploy.server.control_calls import about
-from mutirao.deploy.server.precheck import from_here
-from mutirao.deploy.server.submission import follow, submit
+from mutirao.deploy.server.control_calls import server_info
+from mutirao.deploy.server.submission import absolute_paths, follow, submit
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.experiments.task import find
 from mutirao.io import write_whole
@@ -41,7 +39,7 @@ from mutirao.runs.verify import verify_all
 from mutirao.simulation.local_fleet import LocalFleet
 
 Say = Callable[[str], None]
-LONGEST = 600.0  # seconds for the rounds
+RUN_TIMEOUT = 600.0  # seconds for the rounds
 
 
 class Rehearsal:
@@ -85,22 +83,22 @@ def rehearse(
     if (folder / "server").exists():
         raise ConfigError(f"{folder} holds a rehearsal already; choose another folder")
     made, running = Rehearsal(say), list[Process]()
-    settings = [("rounds", rounds), ("clients", sites), ("per_round", sites), *from_here(sets)]
+    settings = [("rounds", rounds), ("clients", sites), ("per_round", sites), *absolute_paths(sets)]
     out = (folder / "run").resolve()
     try:
         with made.step(f"a server and {sites} sites: authority, certificate, keys, policies; the SuperLink is up"):
-            server = found_server(folder / "server", ["localhost"], port=free_port(), host="127.0.0.1")
+            server = create_server(folder / "server", ["localhost"], port=free_port(), host="127.0.0.1")
             with ThreadPoolExecutor(1) as pool:  # it starts while torch is imported
                 starting = pool.submit(lambda: running.append(start_superlink(server.folder)))
-                nodes = found_sites(folder, server, client_names(recipe, settings), recipe, settings)
+                nodes = create_sites(folder, server, client_names(recipe, settings), recipe, settings)
                 starting.result()
         with made.step("the sites' keys are admitted"):
             for node in nodes:
-                admit(server.folder, take_key(server.folder, node.public_key))
+                admit(server.folder, store_key(server.folder, node.public_key))
         with made.step("the SuperNodes are connected"):
             begun = [start_supernode(node.folder) for node in nodes]
             running += begun
-            until(lambda: all(is_connected(process) or not process.alive() for process in begun), 90)
+            wait_until(lambda: all(is_connected(process) or not process.alive() for process in begun), 90)
             for process in begun:
                 if not is_connected(process):
                     raise MutiraoError(f"the SuperNode of {process.folder.name} did not connect: {process.reason()}")
@@ -110,26 +108,26 @@ def rehearse(
         with made.step("strangers have tried"):
             try_strangers(made, server, folder)
         with made.step(f"{rounds} rounds over TLS"):
-            follow(server.folder, number, out, since, LONGEST, lambda line: say(f"          {line}"))
+            follow(server.folder, number, out, since, RUN_TIMEOUT, lambda line: say(f"          {line}"))
     finally:
         stop_all(reversed(running))
     with made.step("the same run in process"):
         there = json.loads((out / "summary.json").read_text(encoding="utf-8"))
         here = execute(
-            recipe, resolve(find(recipe).config, {}, settings), folder / "alone", fleet=one_by_one(recipe, settings)
+            recipe, resolve(find(recipe).config, {}, settings), folder / "alone", fleet=local_fleet(recipe, settings)
         )
         made.note("the model is the same, bit for bit", there["digest"] == here["digest"])
     problems = verify_all(out, [node.folder / "audit.jsonl" for node in nodes])[1]
     made.note("both sides' audit trails agree", not problems)
-    left = [pid for place in (server, *nodes) for pid, _ in members(place.folder)]
+    left = [pid for place in (server, *nodes) for pid, _ in processes_of(place.folder)]
     made.note("no process is left over", not left)
-    made.note("nobody listens on the port any more", not listens(server))
+    made.note("nobody listens on the port any more", not is_listening(server))
     report = made.report(recipe=recipe, sites=[n.name for n in nodes], final=there["final"], digest=there["digest"])
     write_whole(folder / "rehearsal.json", json.dumps(report, indent=2) + "\n")
     return report
 
 
-def one_by_one(recipe: str, settings: Sequence[tuple[str, Scalar]]) -> LocalFleet:
+def local_fleet(recipe: str, settings: Sequence[tuple[str, Scalar]]) -> LocalFleet:
     """The recipe's clients in process, each asked by itself as at its site: none is trained together with others."""
     found = find(recipe)
     task = found.prepare(resolve(found.config, {}, settings))
@@ -143,7 +141,7 @@ def client_names(recipe: str, settings: Sequence[tuple[str, Scalar]]) -> list[st
     return sorted(found.prepare(resolve(found.config, {}, settings)).population)
 
 
-def found_sites(
+def create_sites(
     folder: Path,
     server: Server,
     names: Sequence[str],
@@ -154,7 +152,7 @@ def found_sites(
     """A site for each name, with a policy that lets this recipe train with these settings; a compose file for all."""
     nodes = []
     for name in names:
-        node = found_site(folder / name, name, f"{host}:{server.port}", server.ca, recipes=[recipe], sets=sets)
+        node = create_site(folder / name, name, f"{host}:{server.port}", server.ca, recipes=[recipe], sets=sets)
         write_whole(node.policy_file, permit_training(node.policy_file.read_text(encoding="utf-8"), sets))
         nodes.append(node)
     write_whole(folder / "compose.yaml", compose_text([server, *nodes]))
@@ -166,26 +164,28 @@ def permit_training(policy: str, sets: Sequence[tuple[str, Scalar]] = ()) -> str
 
     Paths among the settings are those of this machine, which is every site's.
     """
-    paths = [str(value) for _, value in sets if isinstance(value, str) and is_suspicious(value)]
-    return change(put(policy, "names", paths, {}, "of this machine"), min_samples=1, decimals=17, samples_step=1)
+    paths = [str(value) for _, value in sets if isinstance(value, str) and may_name_code(value)]
+    return set_numbers(
+        fill_list(policy, "names", paths, {}, "of this machine"), min_samples=1, decimals=17, samples_step=1
+    )
 
 
 def try_strangers(made: Rehearsal, server: Server, folder: Path) -> None:
     """What must not get in: a key nobody admitted, a server of another authority, speech that is not encrypted."""
-    other = found_site(folder / "stranger", "stranger", f"localhost:{server.port}", server.ca)
+    other = create_site(folder / "stranger", "stranger", f"localhost:{server.port}", server.ca)
     stranger = start_supernode(other.folder)
-    until(lambda: bool(waits(stranger)) or is_connected(stranger), 60)
-    made.note("a key that was not admitted is refused", bool(waits(stranger)) and not is_connected(stranger))
+    wait_until(lambda: bool(why_not_admitted(stranger)) or is_connected(stranger), 60)
+    made.note("a key that was not admitted is refused", bool(why_not_admitted(stranger)) and not is_connected(stranger))
     stranger.stop()
-    write_authority(folder / "stranger" / "other.crt", folder / "stranger" / "other.key", "stranger")
+    create_authority(folder / "stranger" / "other.crt", folder / "stranger" / "other.key", "stranger")
     made.note("a server of another authority is refused", not trusts(server, folder / "stranger" / "other.crt"))
-    made.note("plain HTTP is refused", not speaks_plain(server))
+    made.note("plain HTTP is refused", not answers_plain_http(server))
 
 
 def trusts(server: Server, ca: Path) -> bool:
     """Whether one who trusts this authority takes the server for what it says it is."""
     try:
-        about(server.here, ca, direct=True)
+        server_info(server.here, ca, direct=True)
     except (OSError, ValueError) as error:
         if not isinstance(getattr(error, "reason", error), ssl.SSLCertVerificationError):
             raise MutiraoError(f"the SuperLink does not answer: {error}") from error
@@ -193,7 +193,7 @@ def trusts(server: Server, ca: Path) -> bool:
     return True
 
 
-def speaks_plain(server: Server) -> bool:
+def answers_plain_http(server: Server) -> bool:
     """Whether the server answers a request that is not encrypted."""
     host, _, port = server.here.rpartition(":")
     with contextlib.closing(http.client.HTTPConnection(host.strip("[]"), int(port), timeout=10)) as line:
@@ -205,7 +205,7 @@ def speaks_plain(server: Server) -> bool:
     return True
 
 
-def listens(server: Server) -> bool:
+def is_listening(server: Server) -> bool:
     """Whether anybody listens on the server's port."""
     host, _, port = server.here.rpartition(":")
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as s:

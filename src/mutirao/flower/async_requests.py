@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Sent:
+class PendingRequest:
     """A request on its way, without its arrays: to whom, to which node, and when it was sent."""
 
     client: ClientId
@@ -23,7 +23,7 @@ class Sent:
     at: float = field(default_factory=time.monotonic)
 
 
-class Turns(Generic[T]):
+class AsyncRequests(Generic[T]):
     """At most `at_once` requests are on their way; the first `buffer` replies are returned, the others later.
 
     What does not come within `timeout` seconds is late, and makes room. Answers that nobody waits for any more, and
@@ -36,14 +36,14 @@ class Turns(Generic[T]):
         at_once: int,
         timeout: float,
         mailbox: Mailbox[T],
-        send: Callable[[Mapping[ClientId, Request]], tuple[dict[str, Sent], dict[ClientId, Failure]]],
-        judge: Callable[[Sent, T | Failure], Reply | Failure],
+        send: Callable[[Mapping[ClientId, Request]], tuple[dict[str, PendingRequest], dict[ClientId, Failure]]],
+        judge: Callable[[PendingRequest, T | Failure], Reply | Failure],
         closed: threading.Event,
     ) -> None:
         self.buffer, self.at_once, self.timeout, self.mailbox = buffer, at_once, timeout, mailbox
         self.send, self.judge, self.closed = send, judge, closed
         self.queue: dict[ClientId, Request] = {}
-        self.sent: dict[str, Sent] = {}
+        self.sent: dict[str, PendingRequest] = {}
         self.come: deque[tuple[ClientId, Reply | Failure]] = deque()  # and not returned yet
 
     def clients(self) -> frozenset[ClientId]:

@@ -16,19 +16,19 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from mutirao.core.arrays import Array, Arrays
 from mutirao.core.fleet import Failure, Reply, Request, Scalar, failure_of
 from mutirao.errors import ConfigError
-from mutirao.flower.messages import failure_in, pack, to_line, unpack
+from mutirao.flower.messages import clean_line, failure_in, pack, unpack
 from mutirao.flower.serialization import MalformedError
 
 COUNT = "num-examples"
 ROUND = "server-round"
 EXTRAS = "extras"
 TYPES = {"train": MessageType.TRAIN, "evaluate": MessageType.EVALUATE}
-SAME = {"mu": "proximal-mu", "round": ROUND}  # our names of settings, and what Flower's own apps call them
+FLOWER_NAMES = {"mu": "proximal-mu", "round": ROUND}  # our names of settings, and what Flower's own apps call them
 ERRORS, SIZES = "squared_errors", "batch_sizes"
 LARGEST = 255
 
 
-def is_stock(message: Message) -> bool:
+def is_flower_message(message: Message) -> bool:
     """Whether a request comes from one of Flower's own strategies: ours say what is to be done in a record."""
     return "request" not in message.content
 
@@ -36,10 +36,10 @@ def is_stock(message: Message) -> bool:
 def config_for(config: Mapping[str, Scalar]) -> dict[str, Any]:
     """Settings of a request by our names and by Flower's, so that its own apps find them as well."""
     plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in config.items()}
-    return {**plain, **{theirs: plain[ours] for ours, theirs in SAME.items() if ours in plain}}
+    return {**plain, **{theirs: plain[ours] for ours, theirs in FLOWER_NAMES.items() if ours in plain}}
 
 
-def stock_message(request: Request, arrays: ArrayRecord, node: int, **about: Any) -> Message:
+def flower_message(request: Request, arrays: ArrayRecord, node: int, **about: Any) -> Message:
     """A request as a stock ClientApp understands it; ConfigError for one that it cannot answer."""
     if request.do not in TYPES or request.extras:
         what = f"{request.do!r}" if request.do not in TYPES else "arrays beside the model"
@@ -48,12 +48,12 @@ def stock_message(request: Request, arrays: ArrayRecord, node: int, **about: Any
     return Message(content, node, TYPES[request.do], **about)
 
 
-def wanted_in(request: Request) -> set[str]:
+def required_extras(request: Request) -> set[str]:
     """What a request wants besides a model and a number of samples."""
     return {name for name in str(request.config.get("extras", "")).split(",") if name}
 
 
-def stock_request_in(message: Message, seed: int) -> Request:
+def flower_request_in(message: Message, seed: int) -> Request:
     """The request in a message of a stock Strategy, which knows no seed."""
     content = message.content
     do = {kind: do for do, kind in TYPES.items()}.get(message.metadata.message_type.partition(".")[0])
@@ -63,26 +63,26 @@ def stock_request_in(message: Message, seed: int) -> Request:
     if len(records) != 1:
         raise MalformedError(f"a request has one ArrayRecord, this one {len(records)}")
     told: dict[str, Any] = {k: v for record in content.config_records.values() for k, v in record.items()}
-    ours = {theirs: ours for ours, theirs in SAME.items()}
+    ours = {theirs: ours for ours, theirs in FLOWER_NAMES.items()}
     config = {"seed": seed, "round": 0, **{ours.get(k, k): v for k, v in told.items()}}
     return Request(do, unpack(records[0]), config)
 
 
-def stock_reply(reply: Reply, request: Request) -> RecordDict:
+def flower_reply(reply: Reply, request: Request) -> RecordDict:
     """A reply as a stock Strategy understands it: one ArrayRecord and no more, unless it has asked for extras."""
     content: dict[str, Any] = {"arrays": pack(reply.arrays)} if reply.arrays else {}
     content["metrics"] = MetricRecord({**{k: float(v) for k, v in reply.metrics.items()}, COUNT: int(reply.n)})
-    return RecordDict(content | ({EXTRAS: pack(reply.extras)} if reply.extras and wanted_in(request) else {}))
+    return RecordDict(content | ({EXTRAS: pack(reply.extras)} if reply.extras and required_extras(request) else {}))
 
 
-def stock_reply_in(message: Message, node: int, wanted: Collection[str] = (), key: str = COUNT) -> Reply | Failure:
+def flower_reply_in(message: Message, node: int, wanted: Collection[str] = (), key: str = COUNT) -> Reply | Failure:
     """The reply of a stock ClientApp, with all that was `wanted` of it; nothing a client sends makes this raise."""
     try:
         if (failure := failure_in(message, node)) is not None:
             return failure
         reply = read(message.content, key)
     except MalformedError as error:
-        return Failure("malformed", to_line(str(error)))
+        return Failure("malformed", clean_line(str(error)))
     except Exception as error:
         return Failure("malformed", failure_of(error).reason)
     if missing := sorted(set(wanted) - reply.metrics.keys() - reply.extras.keys()):

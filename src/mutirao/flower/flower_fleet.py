@@ -17,19 +17,19 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.digests import reply_fingerprint
 from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Scalar, collect
 from mutirao.core.roster import Roster
-from mutirao.flower.async_requests import Sent, Turns
-from mutirao.flower.compat import stock_message, stock_reply_in, wanted_in
+from mutirao.flower.async_requests import AsyncRequests, PendingRequest
+from mutirao.flower.compat import flower_message, flower_reply_in, required_extras
 from mutirao.flower.mailbox import Mailbox, Read
 from mutirao.flower.messages import (
-    CLOCKS,
-    fault_of_agreed,
-    head_in,
+    CLOCK_TOLERANCE,
+    audit_head_in,
+    error_in_agreed_digests,
     name_in,
+    node_tag,
     pack,
     pack_together,
     reply_in,
     request_message,
-    tag,
     without_arrays,
 )
 
@@ -38,15 +38,15 @@ log = logging.getLogger("mutirao")
 IsEntitled = Callable[[ClientId, int], bool]  # whether the node of that number may have that name
 KeepsTrail = Callable[[ClientId], bool]  # whether a client's site is known to keep an audit trail
 
-SILENCE = 120.0  # a node that has not told its name after so many seconds is asked again,
-TROUBLE = 10.0  # and one that answered with an error after so many
-GREETING = "query.name"
+NAME_TIMEOUT = 120.0  # a node that has not told its name after so many seconds is asked again,
+RETRY_AFTER_ERROR = 10.0  # and one that answered with an error after so many
+NAME_QUERY = "query.name"
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Opened:
+class CheckedAnswer:
     """The reply in an answer, and the answer without its arrays."""
 
     reply: Reply
@@ -97,7 +97,7 @@ class FlowerFleet(Fleet):
         self._where: Callable[[], Mapping[str, Scalar]] = dict
         self._heads: dict[ClientId, dict[str, Scalar]] = {}
         self._keepers: set[ClientId] = set()  # who has sent a head
-        self._turns: Turns[Reply | Failure | Opened] | None = None  # of requests that no round waits for
+        self._turns: AsyncRequests[Reply | Failure | CheckedAnswer] | None = None  # of requests that no round waits for
 
     def clients(self) -> list[ClientId]:
         """The names of the nodes that are connected; the same list while nothing changed."""
@@ -125,7 +125,7 @@ class FlowerFleet(Fleet):
     def stagger(self, buffer: int, at_once: int) -> None:
         """Let requests to train return with the first answers; the others are taken when they come."""
         mailbox = Mailbox(self.grid, lambda i, answer: self._read(turns.sent[i], answer))
-        turns = Turns(buffer, at_once, self.timeout, mailbox, self._send, self._judge, self._closed)
+        turns = AsyncRequests(buffer, at_once, self.timeout, mailbox, self._send, self._judge, self._closed)
         self._turns = turns
 
     def awaited(self) -> frozenset[ClientId]:
@@ -162,7 +162,7 @@ class FlowerFleet(Fleet):
         for message_id, answer in self._listen(sent, self.timeout, lambda i, answer: self._read(sent[i], answer)):
             yield sent[message_id].client, self._judge(sent[message_id], answer)
 
-    def _send(self, requests: Mapping[ClientId, Request]) -> tuple[dict[str, Sent], dict[ClientId, Failure]]:
+    def _send(self, requests: Mapping[ClientId, Request]) -> tuple[dict[str, PendingRequest], dict[ClientId, Failure]]:
         """Push the requests; what is on its way by the number of its message, and who cannot be reached."""
         messages: dict[ClientId, Message] = {}
         failed: dict[ClientId, Failure] = {}
@@ -180,37 +180,37 @@ class FlowerFleet(Fleet):
             node = self._nodes[client]
             content = {"arrays": pack_once(request.arrays)}
             if self.plain:
-                messages[client] = stock_message(request, content["arrays"], node, ttl=self.timeout + CLOCKS)
+                messages[client] = flower_message(request, content["arrays"], node, ttl=self.timeout + CLOCK_TOLERANCE)
                 continue
             if request.extras:
                 content["extras"] = pack_once(request.extras)
             messages[client] = request_message(request, content, node, self.timeout, self._where())
         taken = set(self.grid.push_messages(list(messages.values())))
-        sent: dict[str, Sent] = {}
+        sent: dict[str, PendingRequest] = {}
         for client, message in messages.items():
             about = message.metadata
             if about.message_id in taken:  # what was sent is not needed any more: a model may be large
-                sent[about.message_id] = Sent(client, about.dst_node_id, replace(requests[client], arrays={}))
+                sent[about.message_id] = PendingRequest(client, about.dst_node_id, replace(requests[client], arrays={}))
             else:
                 failed[client] = Failure("gone", "the SuperLink did not take the message")
         return sent, failed
 
-    def _read(self, sent: Sent, answer: Message) -> Reply | Failure | Opened:
+    def _read(self, sent: PendingRequest, answer: Message) -> Reply | Failure | CheckedAnswer:
         """What an answer to a request holds."""
         if self.plain:
-            return stock_reply_in(answer, sent.node, wanted_in(sent.request))
+            return flower_reply_in(answer, sent.node, required_extras(sent.request))
         reply = reply_in(answer, sent.node)
-        return reply if isinstance(reply, Failure) else Opened(reply, without_arrays(answer))
+        return reply if isinstance(reply, Failure) else CheckedAnswer(reply, without_arrays(answer))
 
-    def _judge(self, sent: Sent, answer: Reply | Failure | Opened) -> Reply | Failure:
-        return self._approve(sent.client, answer, sent.request) if isinstance(answer, Opened) else answer
+    def _judge(self, sent: PendingRequest, answer: Reply | Failure | CheckedAnswer) -> Reply | Failure:
+        return self._approve(sent.client, answer, sent.request) if isinstance(answer, CheckedAnswer) else answer
 
-    def _approve(self, client: ClientId, opened: Opened, request: Request) -> Reply | Failure:
+    def _approve(self, client: ClientId, opened: CheckedAnswer, request: Request) -> Reply | Failure:
         """The reply in an answer, if it comes with what was agreed on, and with the head of its site's trail if due."""
         reply, answer = opened.reply, opened.rest
-        if (wrong := fault_of_agreed(answer, request)) is not None:
+        if (wrong := error_in_agreed_digests(answer, request)) is not None:
             return wrong
-        if head := head_in(answer, "audit"):
+        if head := audit_head_in(answer, "audit"):
             earlier = str(self._heads.get(client, {}).get("reply", ""))
             self._heads[client] = head | {"reply": f"{earlier} {reply_fingerprint(reply)}".strip()}
             self._keepers.add(client)
@@ -244,9 +244,9 @@ class FlowerFleet(Fleet):
         due = sorted(n for n in here - self._claims.keys() if self._again.get(n, now) <= now)
         earlier = {i: n for i, n in self._asked.items() if n not in due}
         first = [n for n in due if n not in self._again]
-        questions = [Message(RecordDict(), n, GREETING, ttl=SILENCE + CLOCKS) for n in due]
+        questions = [Message(RecordDict(), n, NAME_QUERY, ttl=NAME_TIMEOUT + CLOCK_TOLERANCE) for n in due]
         taken = set(self.grid.push_messages(questions)) if questions else set()
-        self._again |= dict.fromkeys(due, now + SILENCE)
+        self._again |= dict.fromkeys(due, now + NAME_TIMEOUT)
         new = {q.metadata.message_id: n for q, n in zip(questions, due, strict=True) if q.metadata.message_id in taken}
         self._asked = earlier | new
         self._hear_names([i for i, n in new.items() if n in first], self.greet)
@@ -261,10 +261,10 @@ class FlowerFleet(Fleet):
             if isinstance(name, str):
                 self._claims[node] = name
                 continue
-            self._again[node] = time.monotonic() + TROUBLE
+            self._again[node] = time.monotonic() + RETRY_AFTER_ERROR
             if name.kind == "malformed":
                 self._claims[node] = None  # refused for as long as it stays; other troubles may pass
-            self._warn([node], f"node {tag(node)} is no client until it tells its name: {name}")
+            self._warn([node], f"node {node_tag(node)} is no client until it tells its name: {name}")
 
     def _settle_names(self) -> None:
         """Give each free name to the one node that claims it; refuse all others."""
@@ -275,7 +275,7 @@ class FlowerFleet(Fleet):
             if self.is_entitled(name, node):
                 claimants.setdefault(name, []).append(node)
             else:
-                self._warn([node], f"node {tag(node)} calls itself {name!r}, and its key is another's: refused")
+                self._warn([node], f"node {node_tag(node)} calls itself {name!r}, and its key is another's: refused")
         for name, nodes in claimants.items():
             if name in self._nodes:
                 self._warn(nodes, f"{name!r} is connected already: another node of that name is refused for now")

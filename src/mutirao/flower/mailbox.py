@@ -8,9 +8,9 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from mutirao.core.fleet import Failure, failure_of
-from mutirao.flower.messages import to_line
+from mutirao.flower.messages import clean_line
 
-LOOK = 0.1  # seconds between two looks for answers, at first; a SuperNode takes half a second to send one
+POLL_INTERVAL = 0.1  # seconds between two looks for answers, at first; a SuperNode takes half a second to send one
 
 T = TypeVar("T")
 Read = Callable[[str, Message], T]  # what an answer to the message of that number holds
@@ -50,7 +50,7 @@ class Mailbox(Generic[T]):
 
         A twentieth of what was waited adds little to it; a SuperLink with many clients is spared.
         """
-        return min(max(LOOK, passed / 20), 0.5) + len(self.waiting) / 50
+        return min(max(POLL_INTERVAL, passed / 20), 0.5) + len(self.waiting) / 50
 
     def close(self) -> None:
         """Stop looking."""
@@ -65,4 +65,4 @@ class Mailbox(Generic[T]):
             found = self.grid.pull_messages([message_id])
             return [self.read(message_id, m) for m in found if m.metadata.reply_to_message_id == message_id]
         except Exception as error:  # whatever a client sent must stay that client's failure
-            return [Failure("malformed", f"the answer cannot be read: {to_line(failure_of(error).reason)}")]
+            return [Failure("malformed", f"the answer cannot be read: {clean_line(failure_of(error).reason)}")]

@@ -12,20 +12,20 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import Array as Parcel
+from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 
 from mutirao.core.agreement import AGREED
 from mutirao.core.arrays import NUMBERS, Array, Arrays
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, failure_of
-from mutirao.flower.serialization import STYPE, MalformedError, bundle, unbundle
+from mutirao.flower.serialization import STYPE, MalformedError, deserialize, serialize
 
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 
-CLOCKS = 600.0  # seconds by which the clocks of server and clients may differ before messages expire early
+CLOCK_TOLERANCE = 600.0  # seconds by which the clocks of server and clients may differ before messages expire early
 LONGEST_NAME = 100
-GONE = {ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE}
+UNREACHABLE = {ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE}
 # What is no training: whatever else is done counts as that.
 KINDS = {"evaluate": MessageType.EVALUATE, "probe": MessageType.QUERY, "rows": MessageType.QUERY}
 NUMBERS_OF_FLOWER = re.compile(r"\b(?:[0-9a-f]{64}|-?[0-9]{15,20})\b")  # whoever knows them can name others' messages
@@ -36,7 +36,7 @@ REFUSED = 8001  # the code of an answer that a site's policy does not allow; Flo
 
 def pack(arrays: Arrays) -> ArrayRecord:
     """Arrays as Flower's own apps send them, bit for bit, one by one."""
-    return ArrayRecord({k: Parcel.from_numpy_ndarray(np.asarray(v)) for k, v in arrays.items()})
+    return ArrayRecord({k: FlowerArray.from_numpy_ndarray(np.asarray(v)) for k, v in arrays.items()})
 
 
 def pack_together(arrays: Arrays) -> ArrayRecord:
@@ -50,21 +50,21 @@ def pack_together(arrays: Arrays) -> ArrayRecord:
             room = ROOM
         groups[-1][name] = whole
         room -= whole.nbytes
-    return ArrayRecord({str(i): bundle(group) for i, group in enumerate(groups)})
+    return ArrayRecord({str(i): serialize(group) for i, group in enumerate(groups)})
 
 
 def unpack(record: ArrayRecord) -> Arrays:
     """The arrays of a record; MalformedError if one is not what it says it is."""
     arrays: Arrays = {}
     for name, parcel in record.items():
-        found = unbundle(parcel) if parcel.stype == STYPE else {name: unpack_one(name[:80], parcel)}
+        found = deserialize(parcel) if parcel.stype == STYPE else {name: unpack_one(name[:80], parcel)}
         if not arrays.keys().isdisjoint(found):
             raise MalformedError("two arrays of one name")
         arrays |= found
     return arrays
 
 
-def unpack_one(name: str, parcel: Parcel) -> Array:
+def unpack_one(name: str, parcel: FlowerArray) -> Array:
     """One array in NumPy's file format. The header is believed only after it was compared with the bytes that came."""
     if parcel.stype != "numpy.ndarray":
         raise MalformedError(f"{name!r} is serialised as {parcel.stype[:40]!r}, not as numpy.ndarray")
@@ -94,7 +94,7 @@ def request_message(
     about: dict[str, Any] = {"do": request.do, **where}
     content = RecordDict({**packed, "config": config, "request": ConfigRecord(about)})
     kind, group = KINDS.get(request.do, MessageType.TRAIN), str(request.config.get("round", ""))
-    return Message(content, node, kind, ttl=timeout + CLOCKS, group_id=group)
+    return Message(content, node, kind, ttl=timeout + CLOCK_TOLERANCE, group_id=group)
 
 
 def request_in(message: Message) -> Request:
@@ -137,7 +137,7 @@ def reply_in(message: Message, node: int) -> Reply | Failure:
             n,
         )
     except MalformedError as error:
-        return Failure("malformed", to_line(str(error)))
+        return Failure("malformed", clean_line(str(error)))
     except Exception as error:
         return Failure("malformed", failure_of(error).reason)
 
@@ -162,7 +162,7 @@ def name_in(message: Message, node: int) -> ClientId | Failure:
     return name
 
 
-def head_in(message: Message, record: str) -> dict[str, Scalar]:
+def audit_head_in(message: Message, record: str) -> dict[str, Scalar]:
     """Where the other side's audit trail stands, as a message says; empty if it says nothing sound."""
     found = message.content.get(record) if message.has_content() else None
     if not isinstance(found, ConfigRecord):
@@ -173,7 +173,7 @@ def head_in(message: Message, record: str) -> dict[str, Scalar]:
     return {"seq": seq, **{k: str(v) for k, v in hashes.items()}}
 
 
-def fault_of_agreed(message: Message, request: Request) -> Failure | None:
+def error_in_agreed_digests(message: Message, request: Request) -> Failure | None:
     """What is wrong with the digests that an answer must bring of all that its request says is agreed on."""
     found = message.content.get(AGREED_RECORD)
     told = dict(found) if isinstance(found, ConfigRecord) else {}
@@ -189,8 +189,8 @@ def failure_in(message: Message, node: int) -> Failure | None:
     """Why a message is not the answer of that node's client code, if so."""
     if message.has_error():  # first: what became of a lost node is told by the SuperLink, in its own name
         code = message.error.code
-        kind = "gone" if code in GONE else "refused" if code == REFUSED else "raised"
-        return Failure(kind, to_line(message.error.reason or f"Flower's error {message.error.code}"))
+        kind = "gone" if code in UNREACHABLE else "refused" if code == REFUSED else "raised"
+        return Failure(kind, clean_line(message.error.reason or f"Flower's error {message.error.code}"))
     if message.metadata.src_node_id != node:
         return Failure("malformed", "the answer comes from another node")
     if not message.has_content() or not message.content:
@@ -198,7 +198,7 @@ def failure_in(message: Message, node: int) -> Failure | None:
     return None
 
 
-def tag(node: int) -> str:
+def node_tag(node: int) -> str:
     """A node as a log may name it: always the same, and nothing by which anybody could speak for it."""
     return hashlib.sha256(f"node {node}".encode()).hexdigest()[:8]
 
@@ -211,7 +211,7 @@ def record_of(content: RecordDict, name: str, kind: type[Record]) -> Record:
     return record
 
 
-def to_line(text: str) -> str:
+def clean_line(text: str) -> str:
     """Text of a stranger, fit for a log: one line, without the numbers of nodes and messages."""
     text = NUMBERS_OF_FLOWER.sub("...", text[:1000])
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:200]

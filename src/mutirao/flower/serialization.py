@@ -9,7 +9,7 @@ import struct
 from typing import Any
 
 import numpy as np
-from flwr.app import Array as Parcel
+from flwr.app import Array as FlowerArray
 
 from mutirao.core.arrays import NUMBERS, Array, Arrays
 
@@ -22,7 +22,7 @@ class MalformedError(ValueError):
     """A message that does not hold what it should."""
 
 
-def bundle(arrays: Arrays) -> Parcel:
+def serialize(arrays: Arrays) -> FlowerArray:
     """Arrays in one parcel, bit for bit; their bytes are copied once."""
     table: list[list[Any]] = []
     parts: list[Any] = [b"", b""]
@@ -36,16 +36,16 @@ def bundle(arrays: Arrays) -> Parcel:
     head = json.dumps(table).encode()
     parts[:2] = HEAD.pack(len(head)), head
     data = b"".join(parts)
-    return Parcel("uint8", (len(data),), STYPE, data)
+    return FlowerArray("uint8", (len(data),), STYPE, data)
 
 
-def unbundle(parcel: Parcel) -> Arrays:
+def deserialize(parcel: FlowerArray) -> Arrays:
     """The arrays of a bundle; MalformedError if it is none. No number in it is believed before all were compared."""
     data = parcel.data
     try:
         (length,) = HEAD.unpack_from(data)
         rows = json.loads(data[HEAD.size : HEAD.size + length])
-        table = [row_in(*row) for row in rows]
+        table = [table_row(*row) for row in rows]
     except MalformedError:
         raise
     except Exception as error:
@@ -59,14 +59,14 @@ def unbundle(parcel: Parcel) -> Arrays:
     for name, dtype, shape, turned in table:
         count = math.prod(shape)
         try:
-            arrays[name] = one_in(data, at, dtype, shape, turned) if count else np.empty(shape, dtype)
+            arrays[name] = array_at(data, at, dtype, shape, turned) if count else np.empty(shape, dtype)
         except ValueError as error:  # one without numbers may still claim to be too large
             raise MalformedError(f"{name[:80]!r} has no shape that an array can have") from error
         at += count * dtype.itemsize
     return arrays
 
 
-def row_in(name: Any, descr: Any, shape: Any, turned: Any) -> tuple[str, np.dtype[Any], tuple[int, ...], bool]:
+def table_row(name: Any, descr: Any, shape: Any, turned: Any) -> tuple[str, np.dtype[Any], tuple[int, ...], bool]:
     """One line of the table, if it can be one."""
     if not isinstance(name, str) or not isinstance(descr, str) or len(shape) > MOST_DIMENSIONS:
         raise MalformedError("the table of a bundle names no array")
@@ -78,7 +78,7 @@ def row_in(name: Any, descr: Any, shape: Any, turned: Any) -> tuple[str, np.dtyp
     return name, dtype, tuple(shape), turned is True
 
 
-def one_in(data: bytes, at: int, dtype: np.dtype[Any], shape: tuple[int, ...], turned: bool) -> Array:
+def array_at(data: bytes, at: int, dtype: np.dtype[Any], shape: tuple[int, ...], turned: bool) -> Array:
     """An array's own copy: handlers may write into it."""
     flat = np.frombuffer(data, dtype, math.prod(shape), at)
     return flat.reshape(shape, order="F" if turned else "C").copy(order="K")

@@ -35,7 +35,7 @@ from mutirao.core.roster import Roster
 from mutirao.core.rounds import Patience, client_rows, mean_metrics, round_failure, wait_for_clients
 from mutirao.core.validation import fault_of_extras, faults, set_aside, sift
 from mutirao.errors import ConfigError, Diverged
-from mutirao.flower.compat import COUNT, ERRORS, ROUND, config_for, errors_in, stock_reply_in
+from mutirao.flower.compat import COUNT, ERRORS, ROUND, config_for, errors_in, flower_reply_in
 from mutirao.flower.messages import pack, unpack
 from mutirao.flower.serialization import MalformedError
 from mutirao.selection import Uniform
@@ -47,7 +47,7 @@ KINDS = {"aggregate": "aggregator", "select": "selector", "screen": "filter"}
 
 
 @dataclass(frozen=True)
-class Share:
+class NodeFraction:
     """A share of those present, but so many at least, each as likely as any other: as Flower's FedAvg selects."""
 
     share: float
@@ -109,9 +109,11 @@ class Strategy(FlowerStrategy):
             if not 0 <= share <= 1:
                 raise ConfigError(f"{name} is {share!r}, but must be from 0 to 1")
         self.cohort = Cohort(
-            Share(fraction_train, min_train_nodes) if select is None else made("select", select, count=min_train_nodes),
-            made("aggregate", aggregate),
-            filters=[made("screen", one) for one in filters],
+            NodeFraction(fraction_train, min_train_nodes)
+            if select is None
+            else make_part("select", select, count=min_train_nodes),
+            make_part("aggregate", aggregate),
+            filters=[make_part("screen", one) for one in filters],
             size_cap=size_cap,
         )
         if asked := sorted(names_of(self.cohort.needs, "probe")):
@@ -174,7 +176,7 @@ class Strategy(FlowerStrategy):
             return None, None
         run, cohort = self.run, self.cohort
         answers = self.read(self.chosen, replies, self.wanted)
-        self.refuse_if_nobody_sends(answers)
+        self.refuse_if_no_client_sends(answers)
         if self.errors is not None:  # only of models that are whole
             answers = with_errors(set_aside(answers, faults(run.arrays, answers.replies)), self.errors)
         result = check_answers(run, cohort, 1, self.chosen, answers, self.patience.min_replies)
@@ -206,7 +208,7 @@ class Strategy(FlowerStrategy):
         wait_for_clients(
             self.run.roster, Nodes(grid), max(1, self.min_available_nodes, self.min_evaluate_nodes), self.patience
         )
-        ask = Share(self.fraction_evaluate, self.min_evaluate_nodes)
+        ask = NodeFraction(self.fraction_evaluate, self.min_evaluate_nodes)
         self.judges = ask(self.run.roster, server_round, self.run.rng("evaluate"))
         return self.write(arrays, ConfigRecord({**config, ROUND: server_round}), self.judges, MessageType.EVALUATE)
 
@@ -227,9 +229,9 @@ class Strategy(FlowerStrategy):
     def read(self, asked: Iterable[ClientId], replies: Iterable[Message], wanted: Collection[str]) -> Answers:
         """The answers of those who were asked."""
         nodes = [(message, message.metadata.src_node_id) for message in replies]
-        return collect(asked, ((str(n), stock_reply_in(m, n, wanted, self.count_key)) for m, n in nodes))
+        return collect(asked, ((str(n), flower_reply_in(m, n, wanted, self.count_key)) for m, n in nodes))
 
-    def refuse_if_nobody_sends(self, answers: Answers) -> None:
+    def refuse_if_no_client_sends(self, answers: Answers) -> None:
         """ConfigError if no client sends what a part needs: then it is the app that does not fit, and no client."""
         lacking = [why for why in answers.failures.values() if why.kind == "missing_key"]
         if answers.replies or not lacking or not self.wanted:
@@ -242,7 +244,7 @@ class Strategy(FlowerStrategy):
         )
 
 
-def made(kind: str, given: Any, **offers: Any) -> Any:
+def make_part(kind: str, given: Any, **offers: Any) -> Any:
     """A part by its name, with settings that it takes if it has them, or the part itself."""
     if not isinstance(given, str):
         if not callable(given):

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 from mutirao.deploy.admin.admin_page import MOST, make_app
 from mutirao.deploy.keys import key_fingerprint
 from mutirao.deploy.layout import Node, Server
-from mutirao.deploy.provisioning import found_server, found_site
+from mutirao.deploy.provisioning import create_server, create_site
 from superlinks import FakeLink
 
 TOKEN, HOST = "a-long-token", "127.0.0.1:8000"
@@ -18,12 +18,12 @@ READS, WRITES = ["/", "/api/facts"], ["/api/key", "/api/admit", "/api/dismiss"]
 
 @pytest.fixture
 def server(tmp_path: Path) -> Server:
-    return found_server(tmp_path / "server", ["localhost"])
+    return create_server(tmp_path / "server", ["localhost"])
 
 
 @pytest.fixture
 def recife(tmp_path: Path) -> Node:
-    return found_site(tmp_path / "recife", "recife", "localhost:9092", client="c0")
+    return create_site(tmp_path / "recife", "recife", "localhost:9092", client="c0")
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from living import mutirao
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.deploy.keys import key_fingerprint
 from mutirao.deploy.layout import Node, Server, free_port
-from mutirao.deploy.policy.enforcement import Asker, guarded
+from mutirao.deploy.policy.enforcement import PolicyHandler, Requester
 from mutirao.deploy.policy.rules import load_policy
 from mutirao.deploy.processes import start_superlink
-from mutirao.deploy.provisioning import found_server, found_site
+from mutirao.deploy.provisioning import create_server, create_site
 from mutirao.deploy.server.admission import is_admitted
 from mutirao.deploy.site.pause import is_paused
 from mutirao.runs.audit_trail import check_chain
@@ -59,10 +59,10 @@ def show(folder: Path) -> tuple["subprocess.Popen[str]", str]:
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     place = tmp_path_factory.mktemp("federation")
-    server = found_server(place / "server", ["localhost"], free_port(), host="127.0.0.1")
-    site = found_site(place / "recife", "recife", f"localhost:{server.port}", server.ca, client="c0")
+    server = create_server(place / "server", ["localhost"], free_port(), host="127.0.0.1")
+    site = create_site(place / "recife", "recife", f"localhost:{server.port}", server.ca, client="c0")
     site.policy_file.write_text(POLICY)
-    handler = guarded(answer, load_policy(site.policy_file), Asker("7", EVIL, "recife"))
+    handler = PolicyHandler(answer, load_policy(site.policy_file), Requester("7", EVIL, "recife"))
     for number in range(1, 16):
         handler(Request("train", {"w": np.zeros(4)}, {"round": number}), Site("recife", None))
     link = start_superlink(server.folder)

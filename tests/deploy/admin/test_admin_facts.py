@@ -10,16 +10,15 @@ from click.testing import CliRunner
 
 from mutirao.cli import main
 from mutirao.core.fleet import Reply, Request, Site
-from mutirao.deploy.admin.overview import in_words, overview
-from mutirao.deploy.admin.run_facts import versions_in
+from mutirao.deploy.admin.facts import facts_as_lines, overview, versions_in
 from mutirao.deploy.keys import key_fingerprint
 from mutirao.deploy.layout import Node, Server
-from mutirao.deploy.policy.enforcement import Asker, guarded
-from mutirao.deploy.policy.privacy_ledger import Ledger, cost, enter
+from mutirao.deploy.policy.enforcement import PolicyHandler, Requester
+from mutirao.deploy.policy.privacy_ledger import Ledger, append_event, cost
 from mutirao.deploy.policy.rules import load_policy
-from mutirao.deploy.provisioning import found_server, found_site, renew, take_key
+from mutirao.deploy.provisioning import create_server, create_site, renew, store_key
 from mutirao.deploy.server.admission import admit, dismiss
-from mutirao.deploy.site.pause import pause
+from mutirao.deploy.site.pause import set_pause
 from mutirao.errors import Refused
 from mutirao.runs.audit_trail import Audit, check_chain
 from superlinks import FakeLink
@@ -29,13 +28,13 @@ SINCE = "2026-01-02T03:04:05+00:00"
 
 @pytest.fixture
 def server(tmp_path: Path) -> Server:
-    return found_server(tmp_path / "server", ["localhost"])
+    return create_server(tmp_path / "server", ["localhost"])
 
 
 @pytest.fixture
 def sites(server: Server, tmp_path: Path) -> list[Node]:
     named = [("recife", "c0"), ("natal", "c1")]
-    return [found_site(tmp_path / n, n, "localhost:9092", server.ca, client=client) for n, client in named]
+    return [create_site(tmp_path / n, n, "localhost:9092", server.ca, client=client) for n, client in named]
 
 
 @pytest.fixture
@@ -60,7 +59,7 @@ def test_the_server_knows_who_is_there_since_when_and_what_each_did_last(
     server: Server, sites: list[Node], link: FakeLink
 ) -> None:
     for site in sites:
-        admit(server.folder, take_key(server.folder, site.public_key))
+        admit(server.folder, store_key(server.folder, site.public_key))
     link.connect(sites[0], SINCE)
     refusal = "refused: asked.requests: 'probe' may not be asked here"
     rows = ["1,c0,1,1,50,0.5,1,,", "1,c1,1,1,50,0.5,1,,", "2,c0,1,1,50,1.0,1,,"]
@@ -82,20 +81,20 @@ def test_the_server_knows_who_is_there_since_when_and_what_each_did_last(
         *("quickstart", "quickstart", "stopped"),
         *(2, 3),
     )
-    assert in_words(facts)[0] == "natal: not connected, answered round 1 of quickstart"
+    assert facts_as_lines(facts)[0] == "natal: not connected, answered round 1 of quickstart"
 
 
 def test_a_run_that_was_written_elsewhere_is_known_by_the_servers_trail(server: Server, tmp_path: Path) -> None:
     make_run(tmp_path / "elsewhere", [])
     assert overview(server, works=False)["run_folders"] == []
-    enter(server.trail, "submitted", run="7", recipe="quickstart", out=str(tmp_path / "elsewhere"))
+    append_event(server.trail, "submitted", run="7", recipe="quickstart", out=str(tmp_path / "elsewhere"))
     assert [run["name"] for run in overview(server, works=False)["run_folders"]] == [str(tmp_path / "elsewhere")]
 
 
 def test_while_the_superlink_is_away_nobody_is_called_connected_or_gone(
     server: Server, sites: list[Node], link: FakeLink
 ) -> None:
-    admit(server.folder, take_key(server.folder, sites[0].public_key))
+    admit(server.folder, store_key(server.folder, sites[0].public_key))
     link.connect(sites[0], SINCE)
     (site,) = overview(server, works=False)["sites"]
     assert (site["connected"], site["admitted"], site["since"]) == (None, None, "")
@@ -106,7 +105,7 @@ def test_while_the_superlink_is_away_nobody_is_called_connected_or_gone(
 
 
 def test_what_the_superlink_itself_refused_is_named_by_site(server: Server, sites: list[Node]) -> None:
-    key = take_key(server.folder, sites[0].public_key)
+    key = store_key(server.folder, sites[0].public_key)
     server.logs.mkdir()
     line = "refused: push-messages of the site with the key {}: a message in the name of another\n"
     other = "SHA256:" + "A" * 43
@@ -120,7 +119,7 @@ def test_what_the_superlink_itself_refused_is_named_by_site(server: Server, site
 def test_admission_and_dismissal_are_chained_and_a_change_shows(
     server: Server, sites: list[Node], link: FakeLink
 ) -> None:
-    admit(server.folder, kept := take_key(server.folder, sites[0].public_key))
+    admit(server.folder, kept := store_key(server.folder, sites[0].public_key))
     admit(server.folder, kept)  # again does no harm, and is no event
     dismiss(server.folder, "recife")
     shown = overview(server, works=True)
@@ -142,7 +141,7 @@ def test_a_certificate_that_ends_soon_is_a_warning_and_an_ended_one_a_failure(se
 
 
 def test_a_key_that_cannot_be_read_does_not_hide_the_others(server: Server, sites: list[Node]) -> None:
-    take_key(server.folder, sites[0].public_key)
+    store_key(server.folder, sites[0].public_key)
     (server.sites / "broken.pub").write_text("?")
     broken, recife = overview(server, works=False)["sites"]
     assert broken["key"].startswith("cannot be read: ")
@@ -162,7 +161,7 @@ BUDGET = '[privacy]\nclip = 1.0\nnoise = 4.0\nbudget = 8.0\n[asked]\nrequests = 
 
 
 def ask(node: Node, do: str = "train", number: float = 1, run: str = "7") -> None:
-    handler = guarded(answer, load_policy(node.policy_file), Asker(run, "quickstart", node.name))
+    handler = PolicyHandler(answer, load_policy(node.policy_file), Requester(run, "quickstart", node.name))
     handler(Request(do, {"w": np.zeros(4)}, {"round": number}), Site(node.name, None))
 
 
@@ -173,7 +172,7 @@ def test_a_site_sees_what_was_asked_what_left_what_was_refused_and_what_is_spent
     ask(node, number=2)
     with pytest.raises(Refused, match=r"asked\.requests"):
         ask(node, "probe", run="8")
-    pause(node.folder)
+    set_pause(node.folder)
     with pytest.raises(Refused, match="paused"):
         ask(node, number=float("nan"), run="8")
     facts = overview(node, works=False)
@@ -207,9 +206,9 @@ def test_a_request_that_is_still_worked_on_and_one_that_raised_are_told_apart(si
     node = replace(sites[0])
     policy = load_policy(node.policy_file)
     about = {"run": "7", "site": "recife", "do": "train", "round": 1}
-    enter(policy.audit, "asked", bytes=10, **about)
-    enter(policy.audit, "raised", reason="ValueError: no such column", **about)
-    enter(policy.audit, "asked", bytes=10, **about | {"round": 2})
+    append_event(policy.audit, "asked", bytes=10, **about)
+    append_event(policy.audit, "raised", reason="ValueError: no such column", **about)
+    append_event(policy.audit, "asked", bytes=10, **about | {"round": 2})
     answers = [(r["round"], r["answer"], r.get("reason")) for r in overview(node, works=False)["requests"]]
     assert answers == [(2, "none yet", None), (1, "raised", "ValueError: no such column")]
 
@@ -230,7 +229,7 @@ def test_broken_records_are_said_and_the_rest_is_shown(sites: list[Node]) -> Non
 
 
 def test_the_status_has_the_same_facts_for_machines(server: Server, sites: list[Node]) -> None:
-    take_key(server.folder, sites[0].public_key)
+    store_key(server.folder, sites[0].public_key)
     for place, keys in ((server, {"sites", "certificates", "refused"}), (sites[0], {"totals", "budget", "paused"})):
         done = CliRunner().invoke(main, ["site", "status", str(place.folder), "--json"])
         told = json.loads(done.output)

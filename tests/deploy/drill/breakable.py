@@ -22,17 +22,18 @@ from mutirao.deploy.policy.rules import load_policy
 from mutirao.deploy.processes import (
     Process,
     is_connected,
-    members,
+    processes_of,
     running,
     start_superlink,
     start_supernode,
     stop,
-    until,
+    wait_until,
 )
-from mutirao.deploy.provisioning import found_server, take_key
-from mutirao.deploy.rehearsal import found_sites, listens
+from mutirao.deploy.provisioning import create_server, store_key
+from mutirao.deploy.rehearsal import create_sites, is_listening
 from mutirao.deploy.server.admission import admit
-from mutirao.deploy.server.supervisor import command_of, keep_going, process_holding
+from mutirao.deploy.server.submission import writing_process
+from mutirao.deploy.server.supervisor import command_line, supervise
 from mutirao.errors import MutiraoError
 from mutirao.experiments.task import find
 from mutirao.runs.execute import execute
@@ -57,8 +58,8 @@ class Federation:
 
     def __init__(self, folder: Path, hosts: Sequence[str] = ("127.0.0.1",), host: str = "127.0.0.1") -> None:
         self.folder = folder
-        self.server: Server = found_server(folder / "server", list(hosts), port=free_port(), host=host)
-        made = found_sites(folder, self.server, NAMES, "quickstart", list(TRIVIAL.items()), hosts[-1])
+        self.server: Server = create_server(folder / "server", list(hosts), port=free_port(), host=host)
+        made = create_sites(folder, self.server, NAMES, "quickstart", list(TRIVIAL.items()), hosts[-1])
         self.nodes: dict[str, Node] = {node.name: node for node in made}
         self.away: set[str] = set()  # sites that are not to be started again
         self.extra: dict[str, dict[str, str]] = {}  # what a site's environment has besides
@@ -68,7 +69,7 @@ class Federation:
         """Start all, and wait until all three sites are let in."""
         self.start_link()
         for node in self.nodes.values():
-            admit(self.server.folder, take_key(self.server.folder, node.public_key))
+            admit(self.server.folder, store_key(self.server.folder, node.public_key))
             self.start_node(node.name)
         for name in self.nodes:
             self.until_connected(name)
@@ -86,25 +87,25 @@ class Federation:
     def until_connected(self, name: str, seconds: float = 60.0) -> None:
         """Wait for a site to be let in."""
         process = running(self.nodes[name].folder)
-        if process is None or not until(lambda: is_connected(process), seconds):
+        if process is None or not wait_until(lambda: is_connected(process), seconds):
             raise MutiraoError(f"{name} was not let in: {process.last_words() if process else 'it ended'}")
 
     def run(self, out: Path, rounds: int, meanwhile: Callable[[Path], None], **sets: Scalar) -> dict[str, Any]:
         """A run of trivial training, seen through to its end."""
         settings = TRIVIAL | {"rounds": rounds} | sets
-        return keep_going(self.server.folder, "quickstart", settings.items(), out, LATE, LONG, meanwhile)
+        return supervise(self.server.folder, "quickstart", settings.items(), out, LATE, LONG, meanwhile)
 
     def pid(self, kind: str, out: Path, draw: random.Random) -> tuple[int, str]:
         """A process of that kind that lives now, and whose it is; 0 if there is none."""
         if kind == "server":
-            return process_holding(out), "server"
+            return writing_process(out), "server"
         if kind == "superlink":
             return pid_of(self.server.folder), "server"
         name = draw.choice(NAMES)
         folder = self.nodes[name].folder
         if kind == "supernode":
             return pid_of(folder), name
-        workers = (pid for pid, _ in members(folder) if "mutirao.deploy.site.worker" in command_of(pid))
+        workers = (pid for pid, _ in processes_of(folder) if "mutirao.deploy.site.worker" in command_line(pid))
         return next(workers, 0), name
 
     def mend(self) -> None:
@@ -138,8 +139,10 @@ class Federation:
         """End everything; the processes and ports that are still there afterwards."""
         for folder in self.folders:
             stop(folder)
-        left = [f"process {pid}: {command_of(pid)[:80]}" for folder in self.folders for pid, _ in members(folder)]
-        return [*left, f"port {self.server.port}"] if listens(self.server) else left
+        left = [
+            f"process {pid}: {command_line(pid)[:80]}" for folder in self.folders for pid, _ in processes_of(folder)
+        ]
+        return [*left, f"port {self.server.port}"] if is_listening(self.server) else left
 
 
 def pid_of(folder: Path) -> int:

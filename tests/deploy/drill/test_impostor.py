@@ -10,8 +10,8 @@ from breakable import NAMES, Federation, expected_digest
 from impostor import Impostor, Letter, forwarder, letters_in, post, register
 from mutirao.deploy.keys import public_key_pem
 from mutirao.deploy.layout import save_place
-from mutirao.deploy.provisioning import found_site, take_key
-from mutirao.deploy.server.admission import admit, node_of
+from mutirao.deploy.provisioning import create_site, store_key
+from mutirao.deploy.server.admission import admit, node_id_of
 
 ROUNDS = 3
 
@@ -21,10 +21,10 @@ def test_a_site_answers_fetches_and_orders_in_the_name_of_others(tmp_path: Path)
     """A site that was admitted meddles with all that the server sends to others, and with what they answer."""
     with Federation(tmp_path) as federation:
         federation.start()
-        site = found_site(tmp_path / "impostor", "impostor", federation.server.here, federation.server.ca)
-        kept = take_key(federation.server.folder, site.public_key)
+        site = create_site(tmp_path / "impostor", "impostor", federation.server.here, federation.server.ca)
+        kept = store_key(federation.server.folder, site.public_key)
         admit(federation.server.folder, kept)
-        liar = Impostor(federation.server, site, node_of(federation.server, kept) or 0)
+        liar = Impostor(federation.server, site, node_id_of(federation.server, kept) or 0)
         tried: dict[Letter, list[int]] = {}
 
         def meddle(out: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_stranger_and_a_site_come_through_a_forwarder_and_only_the_site_gets_i
         server, node = federation.server, federation.nodes[NAMES[-1]]
         save_place(replace(node, superlink=f"127.0.0.1:{port}"))
         federation.start()
-        stranger = found_site(tmp_path / "stranger", "stranger", server.here, server.ca)
+        stranger = create_site(tmp_path / "stranger", "stranger", server.here, server.ca)
         key = public_key_pem(stranger.public_key)
         got = {
             "register": register(server, key, port),
@@ -57,6 +57,6 @@ def test_a_stranger_and_a_site_come_through_a_forwarder_and_only_the_site_gets_i
             "take a task": post(server, "/v1/runtime/acquire-task", b"", {}, port)[0],
         }
         assert set(got.values()) == {403}, got
-        assert node_of(server, stranger.public_key) is None
+        assert node_id_of(server, stranger.public_key) is None
         summary = federation.run(tmp_path / "run", ROUNDS, lambda out: federation.mend())
         federation.judge(summary, expected_digest(ROUNDS), tmp_path / "run")

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from breakable import Federation, expected_digest, rounds_made
 
-from mutirao.deploy.processes import environment, launch, running, stop, superlink_command, until
+from mutirao.deploy.processes import environment, launch, running, stop, superlink_command, wait_until
 from mutirao.deploy.provisioning import renew
-from mutirao.deploy.server.supervisor import process_holding
+from mutirao.deploy.server.submission import writing_process
 from mutirao.deploy.site.clientapp import write_command
 from mutirao.io import write_whole
 from mutirao.runs.reader import text_in
@@ -177,7 +177,7 @@ def test_the_disk_with_the_run_folder_is_full_for_a_while(tmp_path: Path) -> Non
             federation,
             after_round(1),
             do(lambda: fill(small)),
-            lambda _: process_holding(out) == 0,  # the server process has ended by it
+            lambda _: writing_process(out) == 0,  # the server process has ended by it
             Pause(10.0),
             do(lambda: (small / "filler").unlink()),
         )
@@ -217,7 +217,7 @@ def test_the_servers_certificate_expires_and_is_renewed(tmp_path: Path) -> None:
             stop(server.folder)
             renew(server.folder, days=0)
             launch(server, superlink_command(server), environment(server))
-            assert until(lambda: any("expired" in process.text() for process in sites), 40)
+            assert wait_until(lambda: any("expired" in process.text() for process in sites), 40)
 
         def mend() -> None:
             assert all(process.alive() for process in sites)
@@ -285,7 +285,7 @@ def test_a_sites_clock_is_an_hour_ahead_and_is_set_right(tmp_path: Path) -> None
             federation.away.add(VICTIM)
             stop(federation.nodes[VICTIM].folder)
             process = federation.start_node(VICTIM, wrong)
-            assert until(lambda: "401" in process.text(), 60), process.last_words()
+            assert wait_until(lambda: "401" in process.text(), 60), process.last_words()
 
         def set_right() -> None:
             stop(federation.nodes[VICTIM].folder)

@@ -18,10 +18,10 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.digests import reply_fingerprint
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.core.parts import AnyHandler
-from mutirao.deploy.policy.enforcement import Asker, guarded
+from mutirao.deploy.policy.enforcement import PolicyHandler, Requester
 from mutirao.deploy.policy.pins import architecture_of
 from mutirao.deploy.policy.privacy_ledger import Ledger, cost
-from mutirao.deploy.policy.rules import Asked, Cover, Leaving, Policy
+from mutirao.deploy.policy.rules import Policy, PrivacyRules, ReplyRules, RequestRules
 from mutirao.errors import Damaged, Refused
 from mutirao.privacy import RELEASES, Local, clip_update
 from mutirao.privacy.accounting import add_releases, epsilon
@@ -47,8 +47,8 @@ def answer(request: Request, site: Site) -> Reply:
 @pytest.fixture
 def policy(tmp_path: Path) -> Policy:
     return Policy(
-        asked=Asked(requests=("train", "evaluate", "fail"), min_samples=10),
-        reply=Leaving(arrays=("*",), extras=("err*",), metrics=("loss", "accuracy"), samples_step=10, decimals=3),
+        asked=RequestRules(requests=("train", "evaluate", "fail"), min_samples=10),
+        reply=ReplyRules(arrays=("*",), extras=("err*",), metrics=("loss", "accuracy"), samples_step=10, decimals=3),
         audit=tmp_path / "audit.jsonl",
         ledger=tmp_path / "ledger.json",
     )
@@ -63,7 +63,9 @@ def ask(
     extras: Arrays | None = None,
 ) -> Reply:
     site = Site("recife", (np.zeros((57, 2)), np.zeros(57)) if data is None else data)
-    return guarded(handler, policy, Asker(run, "quickstart"))(Request(do, MODEL, {"round": 3}, extras or {}), site)
+    return PolicyHandler(handler, policy, Requester(run, "quickstart"))(
+        Request(do, MODEL, {"round": 3}, extras or {}), site
+    )
 
 
 def events(policy: Policy) -> list[dict[str, Any]]:
@@ -88,14 +90,14 @@ def test_what_is_allowed_leaves_rounded_and_is_written_down(policy: Policy) -> N
 @pytest.mark.parametrize(
     ("rule", "change"),
     [
-        ("asked.requests", {"asked": Asked(requests=("evaluate",))}),
-        ("asked.min_samples", {"asked": Asked(requests=("train",), min_samples=58)}),
-        ("asked.extras", {"asked": Asked(requests=("train",), extras=("control",))}),
-        ("reply.arrays", {"reply": Leaving(arrays=("w",), extras=("*",), metrics=("*",))}),
-        ("reply.extras", {"reply": Leaving(arrays=("*",), extras=(), metrics=("*",))}),
-        ("reply.metrics", {"reply": Leaving(arrays=("*",), extras=("*",), metrics=("loss",))}),
-        ("reply.largest", {"reply": Leaving(arrays=("*",), extras=("*",), metrics=("*",), largest=16_000)}),
-        ("privacy.budget", {"privacy": Cover(budget=9.0)}),
+        ("asked.requests", {"asked": RequestRules(requests=("evaluate",))}),
+        ("asked.min_samples", {"asked": RequestRules(requests=("train",), min_samples=58)}),
+        ("asked.extras", {"asked": RequestRules(requests=("train",), extras=("control",))}),
+        ("reply.arrays", {"reply": ReplyRules(arrays=("w",), extras=("*",), metrics=("*",))}),
+        ("reply.extras", {"reply": ReplyRules(arrays=("*",), extras=(), metrics=("*",))}),
+        ("reply.metrics", {"reply": ReplyRules(arrays=("*",), extras=("*",), metrics=("loss",))}),
+        ("reply.largest", {"reply": ReplyRules(arrays=("*",), extras=("*",), metrics=("*",), largest=16_000)}),
+        ("privacy.budget", {"privacy": PrivacyRules(budget=9.0)}),
     ],
 )
 def test_each_rule_refuses_by_name_and_nothing_leaves(policy: Policy, rule: str, change: dict[str, Any]) -> None:
@@ -108,7 +110,7 @@ def test_each_rule_refuses_by_name_and_nothing_leaves(policy: Policy, rule: str,
     assert (last["event"], last["rule"]) == ("refused", rule)
     assert "sent" not in {e["event"] for e in events(strict)}
     fleet = LocalFleet(
-        guarded(plain if rule == "privacy.budget" else answer, strict), {"recife": (MODEL["w"], MODEL["w"])}
+        PolicyHandler(plain if rule == "privacy.budget" else answer, strict), {"recife": (MODEL["w"], MODEL["w"])}
     )
     failure = fleet.ask({"recife": Request("train", MODEL, extras=extras)}).failures["recife"]
     assert failure.kind == "refused"
@@ -116,7 +118,7 @@ def test_each_rule_refuses_by_name_and_nothing_leaves(policy: Policy, rule: str,
 
 
 def test_what_comes_in_besides_the_model_is_counted_and_named(policy: Policy) -> None:
-    open_minded = replace(policy, asked=Asked(requests=("train",), extras=("c*",)))
+    open_minded = replace(policy, asked=RequestRules(requests=("train",), extras=("c*",)))
 
     def use(request: Request, site: Site) -> Reply:
         return Reply({"w": request.arrays["w"] + request.extras["control"].sum()}, n=57)
@@ -126,8 +128,8 @@ def test_what_comes_in_besides_the_model_is_counted_and_named(policy: Policy) ->
     assert (asked["bytes"], asked["extras"]) == (8 * (2000 + 1 + 3), ["control"])
 
 
-def quiet() -> Leaving:
-    return Leaving(arrays=("*",))
+def quiet() -> ReplyRules:
+    return ReplyRules(arrays=("*",))
 
 
 def plain(request: Request, site: Site) -> Reply:
@@ -149,25 +151,25 @@ def test_the_handler_is_not_even_called_if_the_request_is_refused(policy: Policy
 
     for change in ({"requests": ()}, {"requests": ("train",), "min_samples": 1000}):
         with pytest.raises(Refused):
-            ask(replace(policy, asked=Asked(**change)), handler=note)  # type: ignore[arg-type]
+            ask(replace(policy, asked=RequestRules(**change)), handler=note)  # type: ignore[arg-type]
     assert called == []
 
 
 def test_samples_that_cannot_be_counted_before_are_counted_after(policy: Policy) -> None:
-    strict = replace(policy, asked=Asked(requests=("train",), min_samples=58))
+    strict = replace(policy, asked=RequestRules(requests=("train",), min_samples=58))
     with pytest.raises(Refused, match="were used"):
         ask(strict, data=object())
 
 
 def test_other_metrics_and_extras_can_be_taken_out_instead(policy: Policy) -> None:
-    reply = ask(replace(policy, reply=Leaving(arrays=("*",), metrics=("loss",), remove=True)))
+    reply = ask(replace(policy, reply=ReplyRules(arrays=("*",), metrics=("loss",), remove=True)))
     assert (reply.metrics, reply.extras) == ({"loss": 0.123456}, {})
     with pytest.raises(Refused, match=r"reply\.arrays"):  # a model without some of its arrays would be no model
-        ask(replace(policy, reply=Leaving(arrays=("w",), remove=True)))
+        ask(replace(policy, reply=ReplyRules(arrays=("w",), remove=True)))
 
 
 def test_the_text_of_an_error_stays_at_the_site(policy: Policy) -> None:
-    fleet = LocalFleet(guarded(answer, policy), {"recife": (MODEL["w"], MODEL["w"])})
+    fleet = LocalFleet(PolicyHandler(answer, policy), {"recife": (MODEL["w"], MODEL["w"])})
     failure = fleet.ask({"recife": Request("fail", MODEL)}).failures["recife"]
     assert failure.kind == "raised"
     assert "ValueError at the site" in failure.reason
@@ -176,22 +178,22 @@ def test_the_text_of_an_error_stays_at_the_site(policy: Policy) -> None:
 
 
 def test_the_site_clips_and_noises_by_itself(policy: Policy) -> None:
-    clipped = ask(replace(policy, privacy=Cover(clip=2.0)))
+    clipped = ask(replace(policy, privacy=PrivacyRules(clip=2.0)))
     assert np.linalg.norm(clipped.arrays["w"]) == pytest.approx(2.0)
     assert clipped.arrays["steps"] == 0  # a counter cannot be clipped, so it stays as it came
     assert clipped.n == 50
-    noised = ask(replace(policy, privacy=Cover(clip=2.0, noise=1.5)))
+    noised = ask(replace(policy, privacy=PrivacyRules(clip=2.0, noise=1.5)))
     assert np.std(noised.arrays["w"]) == pytest.approx(3.0, rel=0.06)
     assert noised.arrays["steps"] == 0  # a counter has no noise on it, so it stays as it came
     assert noised.n == 1
-    another = ask(replace(policy, privacy=Cover(clip=2.0, noise=1.5)))
+    another = ask(replace(policy, privacy=PrivacyRules(clip=2.0, noise=1.5)))
     assert (another.arrays["w"] != noised.arrays["w"]).all()
     with pytest.raises(Refused, match=r"privacy\.clip"):
-        ask(replace(policy, privacy=Cover(clip=2.0)), handler=lambda r, s: Reply({"other": np.zeros(3)}, n=57))
+        ask(replace(policy, privacy=PrivacyRules(clip=2.0)), handler=lambda r, s: Reply({"other": np.zeros(3)}, n=57))
 
 
 def test_the_ledger_counts_over_runs_and_processes_and_stops_hard(policy: Policy) -> None:
-    cover = Cover(clip=1.0, noise=10.0, budget=4.0, run_budget=3.0)
+    cover = PrivacyRules(clip=1.0, noise=10.0, budget=4.0, run_budget=3.0)
     strict = replace(policy, reply=quiet(), privacy=cover)
     ended = []
     for run in ("1", "2"):
@@ -217,10 +219,10 @@ def test_noise_that_the_run_adds_by_itself_is_counted(policy: Policy) -> None:
         site.state[RELEASES] = add_releases(site.state.get(RELEASES), 2.0, 0.5, 3)
         return Reply(answer(request, site).arrays, metrics={"epsilon": 1.0}, n=57)
 
-    strict = replace(policy, reply=Leaving(arrays=("*",), metrics=("epsilon",)), privacy=Cover(budget=9.0))
+    strict = replace(policy, reply=ReplyRules(arrays=("*",), metrics=("epsilon",)), privacy=PrivacyRules(budget=9.0))
     site = Site("recife", (MODEL["w"], MODEL["w"]))
     for _ in range(2):
-        guarded(private, strict)(Request("train", MODEL), site)
+        PolicyHandler(private, strict)(Request("train", MODEL), site)
     assert Ledger(strict.ledger).total().tolist() == [[2.0, 0.5, 6.0]]
 
 
@@ -228,14 +230,14 @@ def test_a_damaged_ledger_stops_everything(policy: Policy) -> None:
     policy.ledger.write_text("{")
     with pytest.raises(Damaged, match="nobody knows what was spent"):
         Ledger(policy.ledger)
-    strict = replace(policy, reply=quiet(), privacy=Cover(clip=1.0, noise=10.0, budget=4.0))
+    strict = replace(policy, reply=quiet(), privacy=PrivacyRules(clip=1.0, noise=10.0, budget=4.0))
     with pytest.raises(Exception, match="Damaged at the site"):
         ask(strict, handler=plain)
     assert events(strict)[-1]["event"] == "raised"
 
 
 def test_two_requests_at_once_lose_neither_events_nor_spending(policy: Policy) -> None:
-    strict = replace(policy, reply=quiet(), privacy=Cover(clip=1.0, noise=50.0, budget=9.0))
+    strict = replace(policy, reply=quiet(), privacy=PrivacyRules(clip=1.0, noise=50.0, budget=9.0))
     threads = [threading.Thread(target=lambda: [ask(strict, handler=plain) for _ in range(5)]) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -266,7 +268,9 @@ def without_seeded_noise(request: Request, reply: Reply, deviation: float, site:
 
 def test_noise_from_the_seed_is_taken_off_by_the_server_and_counts_as_none(policy: Policy, hospital: Site) -> None:
     strict = replace(
-        policy, reply=Leaving(arrays=("*",), metrics=("epsilon", "epsilon_next")), privacy=Cover(budget=1000.0)
+        policy,
+        reply=ReplyRules(arrays=("*",), metrics=("epsilon", "epsilon_next")),
+        privacy=PrivacyRules(budget=1000.0),
     )
     private = Local(noise=1.0, clip=0.5, repeatable=True).at_client(linear())
     request = Request("train", linear().initial(0), {"seed": 7, "round": 1})
@@ -275,7 +279,7 @@ def test_noise_from_the_seed_is_taken_off_by_the_server_and_counts_as_none(polic
     for name, found in without_seeded_noise(request, told, 0.5, "recife").items():
         np.testing.assert_allclose(found - request.arrays[name], update[name], atol=1e-6)  # the attack: nothing is left
     with pytest.raises(Refused) as caught:
-        guarded(private, strict, Asker(repeatable=True))(request, hospital)
+        PolicyHandler(private, strict, Requester(repeatable=True))(request, hospital)
     assert (caught.value.rule, str(caught.value)[-33:]) == (
         "privacy.budget",
         "epsilon would be inf, 1000 is the most"[-33:],
@@ -283,13 +287,13 @@ def test_noise_from_the_seed_is_taken_off_by_the_server_and_counts_as_none(polic
     assert not strict.ledger.exists()
     assert events(strict)[-1]["rule"] == "privacy.budget"
     honest = Local(noise=1.0, clip=0.5).at_client(linear())
-    assert guarded(honest, strict)(request, hospital).metrics["epsilon"] < 1000.0
+    assert PolicyHandler(honest, strict)(request, hospital).metrics["epsilon"] < 1000.0
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-200, 1e-310, 1e-9])
 def test_noise_too_small_to_count_is_no_way_around_the_budget(policy: Policy, noise: float) -> None:
     for accountant in ("rdp", "prv"):
-        cover = Cover(budget=1e6, accountant=accountant)  # type: ignore[arg-type]
+        cover = PrivacyRules(budget=1e6, accountant=accountant)  # type: ignore[arg-type]
         assert cost(add_releases(None, noise, 1.0, 1), cover) > 1e6
         with pytest.raises(Refused, match=r"privacy\.budget"):
             Ledger(policy.ledger).charge(cover, "1", add_releases(None, noise, 1.0, 1))
@@ -298,15 +302,17 @@ def test_noise_too_small_to_count_is_no_way_around_the_budget(policy: Policy, no
 @pytest.mark.parametrize("most", [1, 2, 99, 101, -1, 0, True, "100", 100.0, 1e9])
 @pytest.mark.parametrize("do", ["probe", "train"])
 def test_no_probe_shrinks_to_single_samples(policy: Policy, hospital: Site, do: str, most: Any) -> None:
-    strict = replace(policy, asked=Asked(requests=("train", "probe"), min_samples=50))
-    told = replace(strict, reply=Leaving(arrays=("*",), metrics=("*",)))
+    strict = replace(policy, asked=RequestRules(requests=("train", "probe"), min_samples=50))
+    told = replace(strict, reply=ReplyRules(arrays=("*",), metrics=("*",)))
     config = {"seed": 0, "round": 1, "extras": "rms_loss", "probe_samples": most}
     with pytest.raises(Refused) as caught:
-        guarded(linear(), told)(Request(do, linear().initial(0), config), hospital)
+        PolicyHandler(linear(), told)(Request(do, linear().initial(0), config), hospital)
     assert caught.value.rule == "asked.probe_samples"
     assert (
         "loss"
-        in guarded(linear(), told)(Request(do, linear().initial(0), config | {"probe_samples": 100}), hospital).metrics
+        in PolicyHandler(linear(), told)(
+            Request(do, linear().initial(0), config | {"probe_samples": 100}), hospital
+        ).metrics
     )
 
 
@@ -323,37 +329,41 @@ def test_two_probes_would_tell_the_loss_of_one_sample(hospital: Site) -> None:
 
 def test_a_probe_on_fewer_than_the_least_samples_is_refused(policy: Policy, hospital: Site) -> None:
     strict = replace(
-        policy, asked=Asked(requests=("train", "probe"), min_samples=110), reply=Leaving(arrays=("*",), metrics=("*",))
+        policy,
+        asked=RequestRules(requests=("train", "probe"), min_samples=110),
+        reply=ReplyRules(arrays=("*",), metrics=("*",)),
     )
     arrays, config = linear().initial(0), {"seed": 0, "round": 1}
     for do, more in (("probe", {}), ("train", {"extras": "gradient_norm"})):
         with pytest.raises(Refused, match="a probe uses 100 samples"):
-            guarded(linear(), strict)(Request(do, arrays, config | more), hospital)
-    assert guarded(linear(), strict)(Request("train", arrays, config), hospital).n == 120
-    every = replace(strict, reply=Leaving(("*",), ("*",), ("*",)))  # errors are of all samples: that is no probe
+            PolicyHandler(linear(), strict)(Request(do, arrays, config | more), hospital)
+    assert PolicyHandler(linear(), strict)(Request("train", arrays, config), hospital).n == 120
+    every = replace(strict, reply=ReplyRules(("*",), ("*",), ("*",)))  # errors are of all samples: that is no probe
     asked = Request("train", arrays, config | {"extras": "squared_errors"})
-    assert len(guarded(linear(), every)(asked, hospital).extras["squared_errors"]) == 120
+    assert len(PolicyHandler(linear(), every)(asked, hospital).extras["squared_errors"]) == 120
 
 
 def test_the_least_number_of_samples_holds_for_those_that_are_judged_by(policy: Policy, hospital: Site) -> None:
-    strict = replace(policy, asked=Asked(requests=("evaluate",), min_samples=50))
+    strict = replace(policy, asked=RequestRules(requests=("evaluate",), min_samples=50))
     with pytest.raises(Refused, match=r"asked\.min_samples: fewer than 50 samples were used"):
-        guarded(linear(), strict)(Request("evaluate", linear().initial(0)), hospital)  # 120 to train on, 10 to judge by
+        PolicyHandler(linear(), strict)(
+            Request("evaluate", linear().initial(0)), hospital
+        )  # 120 to train on, 10 to judge by
 
 
 @pytest.mark.parametrize(("used", "said"), [(5, "were used"), (100, "were left out"), (70, ""), (120, "")])
 def test_what_a_request_leaves_out_must_not_be_few_either(policy: Policy, hospital: Site, used: int, said: str) -> None:
-    strict = replace(policy, asked=Asked(requests=("train",), min_samples=50))
+    strict = replace(policy, asked=RequestRules(requests=("train",), min_samples=50))
 
     def some(request: Request, site: Site) -> Reply:  # as a head of groups that has only some classes
         return Reply({}, n=used)
 
     request = Request("train", MODEL)
     if not said:
-        assert guarded(some, strict)(request, hospital).n == used // 10 * 10
+        assert PolicyHandler(some, strict)(request, hospital).n == used // 10 * 10
         return
     with pytest.raises(Refused, match=rf"asked\.min_samples: fewer than 50 .*{said}"):
-        guarded(some, strict)(request, hospital)
+        PolicyHandler(some, strict)(request, hospital)
 
 
 @pytest.mark.parametrize("do", ["train", "probe", "evaluate"])
@@ -371,11 +381,13 @@ def test_a_head_of_few_classes_does_not_shrink_what_is_told_of(policy: Policy, d
     data = Samples(draw.normal(size=(123, 6)).astype(np.float32), y)
     site = Site("recife", ClientData(data, data))
     member = GroupMember(trainers, 3, Bias(), 1, "weight")
-    strict = replace(policy, asked=Asked(requests=(do,), min_samples=50), reply=Leaving(arrays=("*",), metrics=("*",)))
+    strict = replace(
+        policy, asked=RequestRules(requests=(do,), min_samples=50), reply=ReplyRules(arrays=("*",), metrics=("*",))
+    )
 
     def told(classes: str) -> Reply:
         config = {"seed": 0, "round": 1, "classes": classes}
-        return guarded(member, strict)(Request(do, trainers(len(classes.split(","))).initial(0), config), site)
+        return PolicyHandler(member, strict)(Request(do, trainers(len(classes.split(","))).initial(0), config), site)
 
     assert told("0,1,2").n == 123
     assert told("0").n == 60
@@ -390,25 +402,27 @@ def test_figures_of_few_samples_kept_back_do_not_leave_with_an_update(policy: Po
 
     from mutirao.systems.images.client import Hospital
 
-    strict = replace(policy, asked=Asked(requests=("train",), min_samples=50), reply=Leaving(("*",), (), ("*",)))
+    strict = replace(
+        policy, asked=RequestRules(requests=("train",), min_samples=50), reply=ReplyRules(("*",), (), ("*",))
+    )
     trainer = Hospital(lambda: nn.Linear(6, 3))
     request = Request("train", trainer.initial(0), {"seed": 0, "round": 1})
     assert "val_acc" in trainer(request, hospital).metrics  # found on ten
     with pytest.raises(Refused, match="samples were kept back to validate on"):
-        guarded(trainer, strict)(request, hospital)
+        PolicyHandler(trainer, strict)(request, hospital)
 
 
 def test_a_model_of_whole_numbers_does_not_escape_the_clip(policy: Policy, hospital: Site) -> None:
-    cover = replace(policy, reply=quiet(), privacy=Cover(clip=1e-3))
+    cover = replace(policy, reply=quiet(), privacy=PrivacyRules(clip=1e-3))
     trainer, config = linear(lr=1.0), {"seed": 0, "round": 1}
     sent = {k: np.round(v * 10).astype(np.int64) for k, v in trainer.initial(0).items()}
     moved = trainer(Request("train", sent, config), hospital).arrays
     assert math.sqrt(sum(float(np.square(moved[k] - sent[k]).sum()) for k in sent)) > 0.1  # the update as it is
-    plain = replace(policy, reply=Leaving(arrays=("*",), metrics=("*",)), privacy=cover.privacy)
+    plain = replace(policy, reply=ReplyRules(arrays=("*",), metrics=("*",)), privacy=cover.privacy)
     with pytest.raises(Refused, match=r"privacy\.clip: an array of the update is of another kind"):
-        guarded(trainer, plain)(Request("train", sent, config), hospital)
+        PolicyHandler(trainer, plain)(Request("train", sent, config), hospital)
     floats = {k: v.astype(np.float32) for k, v in sent.items()}
-    reply = guarded(trainer, plain)(Request("train", floats, config), hospital)
+    reply = PolicyHandler(trainer, plain)(Request("train", floats, config), hospital)
     assert math.sqrt(sum(float(np.square(reply.arrays[k] - sent[k]).sum()) for k in sent)) < 1.1e-3
     assert {k: v.dtype for k, v in reply.arrays.items()} == {k: v.dtype for k, v in floats.items()}
 
@@ -420,7 +434,7 @@ def test_an_update_of_another_shape_is_not_stretched_around_the_clip(policy: Pol
     narrow = {"w": np.zeros((1, 40)), "steps": np.array(0)}
     site = Site("recife", (np.zeros((57, 2)), np.zeros(57)))
     with pytest.raises(Refused, match=r"privacy\.clip"):
-        guarded(wider, replace(policy, privacy=Cover(clip=1.0)))(Request("train", narrow), site)
+        PolicyHandler(wider, replace(policy, privacy=PrivacyRules(clip=1.0)))(Request("train", narrow), site)
 
 
 def test_another_architecture_than_pinned_is_refused_before_the_handler_is_called(policy: Policy) -> None:
@@ -434,7 +448,7 @@ def test_another_architecture_than_pinned_is_refused_before_the_handler_is_calle
         {},
     ):
         with pytest.raises(Refused) as caught:
-            guarded(never, strict, Asker("1", "quickstart"))(
+            PolicyHandler(never, strict, Requester("1", "quickstart"))(
                 Request("train", wrong), Site("recife", (np.zeros(57), np.zeros(57)))
             )
         assert caught.value.rule == "pinned.architecture"
@@ -452,7 +466,7 @@ def test_what_is_pinned_or_insisted_on_cannot_be_told_otherwise(
 
     def asked(handler: AnyHandler, **config: Any) -> Reply:
         request = Request("train", trainer.initial(0), {"seed": 0, "round": 1, **config})
-        return guarded(handler, strict, Asker("1", "quickstart"))(request, hospital)
+        return PolicyHandler(handler, strict, Requester("1", "quickstart"))(request, hospital)
 
     with pytest.raises(Refused) as caught:
         asked(never, **{key: told})
@@ -473,7 +487,9 @@ def test_no_pull_that_the_server_chooses_leaves_one_sample_alone_in_an_update(po
         return float(away.min() / np.linalg.norm(found))
 
     def asked(strict: Policy, **config: Any) -> Arrays:
-        return guarded(trainer, strict)(Request("train", model, {"seed": 0, "round": 1, **config}), hospital).arrays
+        return PolicyHandler(trainer, strict)(
+            Request("train", model, {"seed": 0, "round": 1, **config}), hospital
+        ).arrays
 
     assert nearest_sample(asked(policy)) > 0.1
     crafted = Request("train", model, {"seed": 0, "round": 1, "mu": 10.0})
@@ -502,7 +518,7 @@ VALUES = st.dictionaries(NAME, st.integers(0, 3).map(lambda n: np.zeros(n)), max
     metrics=st.dictionaries(NAME, st.floats(-9, 9), max_size=3),
     n=st.integers(0, 30),
     rules=st.builds(
-        Leaving,
+        ReplyRules,
         arrays=st.lists(NAME, max_size=3).map(tuple),
         extras=st.lists(NAME, max_size=3).map(tuple),
         metrics=st.lists(NAME, max_size=3).map(tuple),
@@ -514,9 +530,9 @@ VALUES = st.dictionaries(NAME, st.integers(0, 3).map(lambda n: np.zeros(n)), max
     least=st.integers(0, 20),
 )
 def test_whatever_a_handler_gives_only_what_is_allowed_leaves(
-    policy: Policy, arrays: Any, extras: Any, metrics: Any, n: int, rules: Leaving, least: int
+    policy: Policy, arrays: Any, extras: Any, metrics: Any, n: int, rules: ReplyRules, least: int
 ) -> None:
-    strict = replace(policy, asked=Asked(requests=("train",), min_samples=least), reply=rules)
+    strict = replace(policy, asked=RequestRules(requests=("train",), min_samples=least), reply=rules)
     policy.audit.unlink(missing_ok=True)
     try:
         reply = ask(strict, handler=lambda request, site: Reply(arrays, extras, metrics, n), data=object())
@@ -541,10 +557,10 @@ def test_whoever_agrees_says_no_more_than_its_policy_lets_it(policy: Policy) -> 
 
     asked = replace(policy.asked, requests=("agree",))
     for reply, cover, leaves in (
-        (Leaving(), Cover(), []),  # `remove` is false, and it is no reason to refuse
-        (Leaving(extras=("counts",)), Cover(), ["counts"]),
-        (Leaving(extras=("*",)), Cover(), ["counts", "versions"]),
-        (Leaving(extras=("*",)), Cover(budget=1.0), []),  # what is not noised would be on no account
+        (ReplyRules(), PrivacyRules(), []),  # `remove` is false, and it is no reason to refuse
+        (ReplyRules(extras=("counts",)), PrivacyRules(), ["counts"]),
+        (ReplyRules(extras=("*",)), PrivacyRules(), ["counts", "versions"]),
+        (ReplyRules(extras=("*",)), PrivacyRules(budget=1.0), []),  # what is not noised would be on no account
     ):
         out = ask(replace(policy, asked=asked, reply=reply, privacy=cover), "agree", agrees)
         assert (out.arrays, sorted(out.extras), out.metrics, out.n) == ({}, leaves, {}, 1)

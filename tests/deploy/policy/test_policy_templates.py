@@ -16,10 +16,10 @@ from mutirao.cli import main
 from mutirao.config import resolve, write_value
 from mutirao.core.fleet import Request, Site
 from mutirao.deploy.flower import FlowerFleet, client_app
-from mutirao.deploy.policy.enforcement import Asker, guarded
-from mutirao.deploy.policy.policy_templates import fitting_policy
+from mutirao.deploy.policy.enforcement import PolicyHandler, Requester
+from mutirao.deploy.policy.policy_templates import policy_for
 from mutirao.deploy.policy.rules import Policy, load_policy
-from mutirao.deploy.provisioning import found_site
+from mutirao.deploy.provisioning import create_site
 from mutirao.errors import MutiraoError, Refused
 from mutirao.experiments.task import NAMES, find
 from mutirao.report import execute
@@ -64,7 +64,7 @@ def settings_for(name: str, held: Path) -> dict[str, Any]:
 def written(held: Path, name: str, sets: dict[str, Any]) -> Policy:
     """The policy of a site that was made for this recipe."""
     agreed = [(key, value) for key, value in sets.items() if key != "data"]
-    node = found_site(held / "site", "recife", "localhost:9092", None, sets.get("data", ""), [name], sets=agreed)
+    node = create_site(held / "site", "recife", "localhost:9092", None, sets.get("data", ""), [name], sets=agreed)
     return load_policy(node.policy_file)
 
 
@@ -152,7 +152,7 @@ def test_without_any_of_its_lines_a_site_refuses(held: Path) -> None:
 
     def answer(policy: Policy, do: str) -> None:
         request = Request(do, task.initial(), {"seed": 0, "round": 1})
-        guarded(task.handler, policy, Asker(recipe="cytology"))(request, site)
+        PolicyHandler(task.handler, policy, Requester(recipe="cytology"))(request, site)
 
     for do in ("train", "evaluate"):
         answer(policy, do)
@@ -168,19 +168,19 @@ def test_without_any_of_its_lines_a_site_refuses(held: Path) -> None:
 
 
 def test_what_parts_need_is_allowed_with_them_and_only_with_them() -> None:
-    plain = fitting_policy(["quickstart"])
+    plain = policy_for(["quickstart"])
     assert '"probe"' not in plain
     assert '"squared_errors"' not in plain
     sets = [("select", "powerofchoice"), ("aggregate", "fedrisk")]
-    text = fitting_policy(["quickstart"], sets)
+    text = policy_for(["quickstart"], sets)
     assert '  "probe",  # the same on a few samples, before it is chosen for a round' in text
     assert '  "squared_errors",  # the error of EACH SINGLE sample' in text
-    private = fitting_policy(["quickstart"], [("privacy", "local")])
+    private = policy_for(["quickstart"], [("privacy", "local")])
     assert ('"epsilon"' in private, '"loss"' in private) == (True, False)
 
 
 def test_what_cannot_be_found_out_lets_nothing_leave_and_says_why(tmp_path: Path) -> None:
-    (tmp_path / "policy.toml").write_text(text := fitting_policy(["cytology"], [("data", "/nowhere")]))
+    (tmp_path / "policy.toml").write_text(text := policy_for(["cytology"], [("data", "/nowhere")]))
     policy = load_policy(tmp_path / "policy.toml")
     assert (policy.asked.requests, policy.reply.arrays) == ((), ())
     assert "# what cytology needs is not known yet: ConfigError: there is no folder /nowhere" in text

@@ -17,9 +17,17 @@ from mutirao.cli import main
 from mutirao.deploy.policy import content_hash as content
 from mutirao.deploy.policy.content_hash import content_hash
 from mutirao.deploy.policy.description import describe_policy, weaknesses
-from mutirao.deploy.policy.enforcement import Asker, approve
-from mutirao.deploy.policy.pins import VARYING, held_settings, settings_of
-from mutirao.deploy.policy.rules import Asked, Cover, Leaving, Policy, assignments, load_policy, policy_template
+from mutirao.deploy.policy.enforcement import Requester, approve
+from mutirao.deploy.policy.pins import VARYING, settings_at_site, settings_of
+from mutirao.deploy.policy.rules import (
+    Policy,
+    PrivacyRules,
+    ReplyRules,
+    RequestRules,
+    assignments,
+    load_policy,
+    policy_template,
+)
 from mutirao.errors import ConfigError, Refused
 from mutirao.experiments.task import NAMES
 from mutirao.privacy import Local
@@ -111,8 +119,8 @@ PREDICTABLE: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("run_config", PREDICTABLE)
-@pytest.mark.parametrize("cover", [Cover(), Cover(budget=5.0), Cover(clip=1.0, noise=1.0)])
-def test_noise_from_the_seed_is_refused_however_it_is_said(run_config: dict[str, Any], cover: Cover) -> None:
+@pytest.mark.parametrize("cover", [PrivacyRules(), PrivacyRules(budget=5.0), PrivacyRules(clip=1.0, noise=1.0)])
+def test_noise_from_the_seed_is_refused_however_it_is_said(run_config: dict[str, Any], cover: PrivacyRules) -> None:
     with pytest.raises(Refused, match="can be taken off again") as caught:
         allowing("groups", privacy=cover).approve("groups", run_config)
     assert caught.value.rule.lower().startswith("settings.")
@@ -129,11 +137,11 @@ class Forgetful(Local):
 
 def test_noise_from_the_seed_is_refused_where_a_default_hides_it(tmp_path: Path) -> None:
     part = f"{__name__}:Forgetful"
-    policy = allowing("quickstart", asked=Asked(names=(part,)), audit=tmp_path / "audit.jsonl")
+    policy = allowing("quickstart", asked=RequestRules(names=(part,)), audit=tmp_path / "audit.jsonl")
 
-    def settled(sets: dict[str, Any]) -> Asker:
+    def settled(sets: dict[str, Any]) -> Requester:
         settle = partial(settings_of, "quickstart", [*sets.items(), *policy.settings.items()])
-        return approve(policy, Asker("1", "quickstart"), sets, settle)
+        return approve(policy, Requester("1", "quickstart"), sets, settle)
 
     with pytest.raises(Refused) as caught:
         settled({"privacy": part})
@@ -143,7 +151,7 @@ def test_noise_from_the_seed_is_refused_where_a_default_hides_it(tmp_path: Path)
     policy = replace(policy, settings={"privacy.repeatable": True})  # the site itself says so
     assert settled({"privacy": "local"}).repeatable  # and its ledger counts it as no noise at all
     with pytest.raises(Refused):  # its settings replace nothing where code of its own reads what the server says
-        approve(policy, Asker("1", "quickstart"), {"privacy.repeatable": True})
+        approve(policy, Requester("1", "quickstart"), {"privacy.repeatable": True})
 
 
 def pinned(tmp_path: Path, *sets: tuple[str, Any]) -> Policy:
@@ -191,7 +199,7 @@ def test_the_template_pins_the_model_and_what_was_agreed_on(tmp_path: Path) -> N
 
 
 def test_a_pin_of_what_is_a_constant_now_holds_at_its_value_only(tmp_path: Path) -> None:
-    settings = held_settings("recsys", [("start", "consent")])
+    settings = settings_at_site("recsys", [("start", "consent")])
     lines = policy_template(["recsys"], [("start", "consent")]).replace(
         "start.share = ", "start.whiten = false\nstart.share = "
     )
@@ -227,25 +235,25 @@ def test_a_sites_own_function_is_allowed_and_what_it_reads_can_be_pinned(tmp_pat
     policy = load_policy(written(tmp_path, policy_template([name])))
     assert policy.pinned == {}
     strict = replace(policy, pinned={name: {"batch_size": 16}}, settings={"batch_size": 16})
-    approve(strict, Asker("1", name), {"lr": 0.5, "batch_size": 16})
+    approve(strict, Requester("1", name), {"lr": 0.5, "batch_size": 16})
     with pytest.raises(Refused, match=r"pinned\.batch_size"):
-        approve(strict, Asker("1", name), {"set": "batch_size=100000"})
+        approve(strict, Requester("1", name), {"set": "batch_size=100000"})
     with pytest.raises(ConfigError, match="no recipe is called 'quickstrat'"):
         policy_template(["quickstrat"])
 
 
 def test_a_policy_says_where_an_update_of_few_samples_may_leave(tmp_path: Path) -> None:
     open_minded = replace(
-        pinned(tmp_path), asked=Asked(requests=("train",), min_samples=50), reply=Leaving(arrays=("*",))
+        pinned(tmp_path), asked=RequestRules(requests=("train",), min_samples=50), reply=ReplyRules(arrays=("*",))
     )
     assert [w.partition(":")[0] for w in weaknesses(open_minded)] == ["privacy.noise"]
-    lax = replace(open_minded, pinned={}, asked=Asked(requests=("train",), min_samples=5))
+    lax = replace(open_minded, pinned={}, asked=RequestRules(requests=("train",), min_samples=5))
     said = weaknesses(lax)
     assert any("an update of 5 samples may leave" in w for w in said)
     assert any("architecture, batch_size, epochs, lr, samples may be chosen" in w for w in said)
     quick = replace(open_minded, pinned={"quickstart": {"batch_size": 50, "epochs": 1}})
     assert any("an update of 1 steps may leave" in w for w in weaknesses(quick))
-    assert weaknesses(replace(lax, privacy=Cover(clip=1.0, noise=1.0))) == []
+    assert weaknesses(replace(lax, privacy=PrivacyRules(clip=1.0, noise=1.0))) == []
     assert "warning 1" in describe_policy(lax)
 
 

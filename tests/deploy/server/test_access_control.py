@@ -28,14 +28,14 @@ from starlette.middleware import Middleware
 
 from impostor import Impostor, Letter, forwarder, letters_in, message_of, register, server_node
 from mutirao.deploy import processes
-from mutirao.deploy.keys import key_fingerprint, public_key_pem, secret_in
+from mutirao.deploy.keys import key_fingerprint, public_key_pem, read_secret
 from mutirao.deploy.layout import Server, free_port
-from mutirao.deploy.provisioning import found_server, found_site, take_key
+from mutirao.deploy.provisioning import create_server, create_site, store_key
 from mutirao.deploy.server.access_control import SECRET_HEADER
-from mutirao.deploy.server.admission import admit, node_of
-from mutirao.deploy.server.control_calls import about
-from mutirao.deploy.server.superlink import guard
-from mutirao.deploy.server.uploads import PATIENCE
+from mutirao.deploy.server.admission import admit, node_id_of
+from mutirao.deploy.server.control_calls import server_info
+from mutirao.deploy.server.ownership import IDLE_LIMIT
+from mutirao.deploy.server.superlink import add_middleware
 
 NOBODY = "0" * 64
 
@@ -72,21 +72,21 @@ class Federation:
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     place = tmp_path_factory.mktemp("door")
-    server = found_server(place / "server", ["localhost"], free_port(), host="127.0.0.1")
-    processes.open_inside(server)
+    server = create_server(place / "server", ["localhost"], free_port(), host="127.0.0.1")
+    processes.write_commands(server)
     # Its state is filled from here, so that no process of its own is to take the run for a real one.
     command, grpc = [*processes.superlink_command(server), "--isolation", "process"], free_port()
     command += ["--fleet-api-address", f"127.0.0.1:{grpc}"]
     other_ways = {"FLWR_INTERNAL_GRPC_FLEET_API": "1"}
     process = processes.launch(server, command, processes.environment(server) | other_ways)
     try:
-        assert processes.until(lambda: processes.answers(server), 60), process.text()
+        assert processes.wait_until(lambda: processes.is_answering(server), 60), process.text()
         speakers = []
         for name in ("victim", "liar"):
-            site = found_site(place / name, name, server.here, server.ca)
-            kept = take_key(server.folder, site.public_key)
+            site = create_site(place / name, name, server.here, server.ca)
+            kept = store_key(server.folder, site.public_key)
             admit(server.folder, kept)
-            node = node_of(server, kept)
+            node = node_id_of(server, kept)
             assert node is not None
             speaker = Impostor(server, site, node)
             hello = ActivateNodeRequest(public_key=public_key_pem(kept), heartbeat_interval=60)
@@ -213,7 +213,7 @@ def test_a_lie_about_an_object_that_others_will_send_does_not_keep_their_replies
         pass
     assert federation.victim.reply(asked, content=RecordDict({"y": common})) == 503  # a SuperNode tries again
     with federation.state.session() as session:  # and nothing comes of the liar's upload meanwhile
-        session.get(ObjectPushSession, upload).expires_at -= PATIENCE
+        session.get(ObjectPushSession, upload).expires_at -= IDLE_LIMIT
     assert federation.victim.reply(asked, content=RecordDict({"y": common})) == 200
     assert [a.has_error() for a in federation.answers_to(asked)] == [False]
 
@@ -227,7 +227,7 @@ def test_a_flower_that_checks_keys_in_another_way_is_not_started() -> None:
     for layers, keys_asked in (([], True), ([Middleware(NodeAuthMiddleware)], False)):
         state = SimpleNamespace(enable_supernode_auth=keys_asked)
         with pytest.raises(SystemExit, match="checks the keys of sites in another way; mutirao was checked with flwr"):
-            guard(SimpleNamespace(user_middleware=layers, state=state), "0" * 64)
+            add_middleware(SimpleNamespace(user_middleware=layers, state=state), "0" * 64)
 
 
 def test_what_is_refused_is_in_the_server_log_by_key_and_without_numbers(federation: Federation) -> None:
@@ -240,14 +240,14 @@ def test_what_is_refused_is_in_the_server_log_by_key_and_without_numbers(federat
 
 
 def test_a_stranger_behind_a_forwarder_registers_no_key(federation: Federation, tmp_path: Path) -> None:
-    stranger = found_site(tmp_path / "stranger", "stranger", federation.server.here, federation.server.ca)
+    stranger = create_site(tmp_path / "stranger", "stranger", federation.server.here, federation.server.ca)
     key = public_key_pem(stranger.public_key)
     with forwarder(federation.server.port) as port:
         for guess in ({}, {SECRET_HEADER: ""}, {SECRET_HEADER: "0" * 64}, {"x-forwarded-for": "127.0.0.1"}):
             assert register(federation.server, key, port, **guess) == 403
-        assert "node" not in about(f"127.0.0.1:{port}", federation.server.ca, key, direct=True)
+        assert "node" not in server_info(f"127.0.0.1:{port}", federation.server.ca, key, direct=True)
     assert register(federation.server, key) == 403  # from loopback itself
-    assert node_of(federation.server, stranger.public_key) is None
-    secret = {SECRET_HEADER: secret_in(federation.server.secret)}
+    assert node_id_of(federation.server, stranger.public_key) is None
+    secret = {SECRET_HEADER: read_secret(federation.server.secret)}
     assert register(federation.server, key, **secret) == 200
-    assert node_of(federation.server, stranger.public_key) is not None
+    assert node_id_of(federation.server, stranger.public_key) is not None

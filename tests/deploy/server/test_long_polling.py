@@ -11,7 +11,7 @@ from flwr.proto.message_pb2 import Message, Metadata, PullObjectRequest, PullObj
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse, PushAppMessagesRequest
 
-from mutirao.deploy.server.long_polling import Holding
+from mutirao.deploy.server.long_polling import LongPolling
 
 PULL, PULL_OBJECT = "/v1/fleet/pull-messages", "/v1/fleet/pull-object"
 
@@ -50,7 +50,7 @@ class Flower:
 class Caller:
     """One who asks; `hang_up` ends the connection."""
 
-    def __init__(self, holding: Holding, path: str, request: Any) -> None:
+    def __init__(self, holding: LongPolling, path: str, request: Any) -> None:
         self.gone, self.answers = asyncio.Event(), 0
         self.scope: dict[str, Any] = {"type": "http", "path": path, "state": {"protobuf_request": request}}
         self.task = asyncio.ensure_future(holding(self.scope, self.receive, self.send))
@@ -81,10 +81,10 @@ async def a_while() -> None:
         await asyncio.sleep(0)
 
 
-def play(scene: Callable[[Flower, Holding], Awaitable[None]], seconds: float = 60.0) -> None:
+def play(scene: Callable[[Flower, LongPolling], Awaitable[None]], seconds: float = 60.0) -> None:
     async def stage() -> None:
         flower = Flower()
-        holding = Holding(flower, seconds)
+        holding = LongPolling(flower, seconds)
         await scene(flower, holding)
         assert not holding.awaited  # nothing is left of a question that was answered
 
@@ -92,7 +92,7 @@ def play(scene: Callable[[Flower, Holding], Awaitable[None]], seconds: float = 6
 
 
 def test_a_site_hears_of_a_message_when_it_comes_and_no_other_site_is_woken() -> None:
-    async def scene(flower: Flower, holding: Holding) -> None:
+    async def scene(flower: Flower, holding: LongPolling) -> None:
         mine, other = Caller(holding, PULL, pull(1)), Caller(holding, PULL, pull(2))
         await a_while()
         assert not mine.task.done()
@@ -108,7 +108,7 @@ def test_a_site_hears_of_a_message_when_it_comes_and_no_other_site_is_woken() ->
 
 
 def test_what_is_there_is_answered_at_once() -> None:
-    async def scene(flower: Flower, holding: Holding) -> None:
+    async def scene(flower: Flower, holding: LongPolling) -> None:
         flower.messages[1] = [Message()]
         assert len((await Caller(holding, PULL, pull(1)).told()).messages_list) == 1
         assert flower.asked == [PULL]
@@ -118,7 +118,7 @@ def test_what_is_there_is_answered_at_once() -> None:
 
 @pytest.mark.parametrize("side", ["fleet", "runtime"])
 def test_a_part_that_was_announced_is_waited_for_and_an_unknown_one_is_not(side: str) -> None:
-    async def scene(flower: Flower, holding: Holding) -> None:
+    async def scene(flower: Flower, holding: LongPolling) -> None:
         path = f"/v1/{side}/pull-object"
         both = [Caller(holding, path, PullObjectRequest(object_id="part")) for _ in range(2)]
         assert not (await Caller(holding, path, PullObjectRequest(object_id="other")).told()).object_found
@@ -131,14 +131,14 @@ def test_a_part_that_was_announced_is_waited_for_and_an_unknown_one_is_not(side:
 
 
 def test_the_servers_own_process_is_not_held_when_it_asks_for_replies() -> None:
-    async def scene(flower: Flower, holding: Holding) -> None:
+    async def scene(flower: Flower, holding: LongPolling) -> None:
         assert not (await Caller(holding, "/v1/runtime/pull-messages", PullAppMessagesRequest()).told()).messages_list
 
     play(scene)
 
 
 def test_after_its_time_a_question_gets_the_answer_it_had() -> None:
-    async def scene(flower: Flower, holding: Holding) -> None:
+    async def scene(flower: Flower, holding: LongPolling) -> None:
         assert not (await Caller(holding, PULL, pull(1)).told()).messages_list
         assert flower.asked == [PULL]
 
@@ -146,7 +146,7 @@ def test_after_its_time_a_question_gets_the_answer_it_had() -> None:
 
 
 def test_a_message_is_not_taken_for_one_who_hung_up() -> None:
-    async def scene(flower: Flower, holding: Holding) -> None:
+    async def scene(flower: Flower, holding: LongPolling) -> None:
         gone = Caller(holding, PULL, pull(1))
         await a_while()
         gone.gone.set()
@@ -158,7 +158,7 @@ def test_a_message_is_not_taken_for_one_who_hung_up() -> None:
 
 
 def test_of_two_questions_of_one_site_the_newer_one_waits_on() -> None:
-    async def scene(flower: Flower, holding: Holding) -> None:
+    async def scene(flower: Flower, holding: LongPolling) -> None:
         older = Caller(holding, PULL, pull(1))
         await a_while()
         newer = Caller(holding, PULL, pull(1))
@@ -173,7 +173,7 @@ def test_all_are_let_go_when_the_process_is_asked_to_end(monkeypatch: pytest.Mon
     seen: list[int] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
-    async def scene(flower: Flower, holding: Holding) -> None:
+    async def scene(flower: Flower, holding: LongPolling) -> None:
         signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
         await holding({"type": "lifespan"}, lambda: None, lambda message: None)  # type: ignore[arg-type, return-value]
         held = Caller(holding, PULL, pull(1))

@@ -13,17 +13,16 @@ from click.testing import CliRunner
 from mutirao.cli import main
 from mutirao.core.fleet import Scalar
 from mutirao.deploy.layout import Server, free_port
-from mutirao.deploy.provisioning import found_server
+from mutirao.deploy.provisioning import create_server
 from mutirao.deploy.server import submission
-from mutirao.deploy.server.precheck import from_here
-from mutirao.deploy.server.submission import follow, run_folder, submit
-from mutirao.deploy.site.supernode import patient, patient_with_certificates
+from mutirao.deploy.server.submission import absolute_paths, follow, run_folder, submit
+from mutirao.deploy.site.supernode import retry_on_bad_certificate, retry_until_admitted
 from mutirao.errors import MutiraoError
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Server:
-    return found_server(tmp_path / "server", ["localhost"], free_port(), host="127.0.0.1")
+    return create_server(tmp_path / "server", ["localhost"], free_port(), host="127.0.0.1")
 
 
 def write_event(out: Path, **event: Any) -> None:
@@ -84,8 +83,8 @@ def test_a_run_that_never_wrote_a_folder_is_asked_for_at_flower(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, log: str, said: str
 ) -> None:
     monkeypatch.setattr(submission, "status_of", lambda *_: status)
-    monkeypatch.setattr(submission, "flwr", lambda *_: subprocess.CompletedProcess([], 0, stdout=log))
-    monkeypatch.setattr(submission, "ASK", 0.0)
+    monkeypatch.setattr(submission, "run_flwr", lambda *_: subprocess.CompletedProcess([], 0, stdout=log))
+    monkeypatch.setattr(submission, "POLL_FLOWER", 0.0)
     if not said:
         follow(server.folder, "7", tmp_path / "run", time.time(), 5, print)
     else:
@@ -126,9 +125,9 @@ def test_a_path_is_seen_from_where_the_command_is_given(tmp_path: Path, monkeypa
         ("body", "cells"),
         ("rounds", 3),
     ]
-    assert from_here(asked) == [("data", str(tmp_path / "cells")), *asked[1:]]
-    assert from_here([("data", "digits"), ("data", "./digits")])[0] == ("data", "digits")  # a set by that name
-    assert from_here([("weights", "./cells")]) == [("weights", str(tmp_path / "cells"))]
+    assert absolute_paths(asked) == [("data", str(tmp_path / "cells")), *asked[1:]]
+    assert absolute_paths([("data", "digits"), ("data", "./digits")])[0] == ("data", "digits")  # a set by that name
+    assert absolute_paths([("weights", "./cells")]) == [("weights", str(tmp_path / "cells"))]
 
 
 def test_nobody_to_hand_a_run_to(server: Server) -> None:
@@ -159,7 +158,7 @@ def test_a_supernode_that_is_not_let_in_waits_and_says_why_once(caplog: pytest.L
             raise answer
         return answer
 
-    assert patient(activate, pause=0.0)(None, None) == "let in"
+    assert retry_until_admitted(activate, pause=0.0)(None, None) == "let in"
     told = [record.getMessage() for record in caplog.records]
     assert [text.split(":")[0] for text in told] == ["not let in yet (412)", "not let in yet (401)"]
     assert "clocks" in told[1]
@@ -171,7 +170,7 @@ def test_trouble_with_the_network_is_left_to_flower(status: int | None) -> None:
         raise Answered(status)
 
     with pytest.raises(Answered):
-        patient(activate, pause=0.0)(None, None)
+        retry_until_admitted(activate, pause=0.0)(None, None)
 
 
 @pytest.mark.parametrize(("trouble", "said"), [("has expired", "site renew"), ("self-signed", "self-signed")])
@@ -188,7 +187,7 @@ def test_a_certificate_that_is_not_in_order_ends_no_supernode(
         return "renewed"
 
     make = fleet_http_connection.make_simple_http_retry_invoker
-    flowers, ours = make(), patient_with_certificates(make)()
+    flowers, ours = make(), retry_on_bad_certificate(make)()
     ours.wait_function = lambda seconds: None
     with pytest.raises(httpx.ConnectError):
         flowers.invoke(ask)  # it gives up at the first
@@ -203,4 +202,4 @@ def test_other_trouble_is_given_up_as_flower_does() -> None:
         raise httpx.HTTPStatusError("", request=httpx.Request("POST", "https://a"), response=httpx.Response(500))
 
     with pytest.raises(httpx.HTTPStatusError):
-        patient_with_certificates(fleet_http_connection.make_simple_http_retry_invoker)().invoke(ask)
+        retry_on_bad_certificate(fleet_http_connection.make_simple_http_retry_invoker)().invoke(ask)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from mutirao.config import resolve
-from mutirao.deploy.provisioning import found_server
+from mutirao.deploy.provisioning import create_server
 from mutirao.deploy.server import supervisor
-from mutirao.deploy.server.submission import Rounds
-from mutirao.deploy.server.supervisor import keep_going, process_holding
+from mutirao.deploy.server.submission import RoundPrinter, writing_process
+from mutirao.deploy.server.supervisor import supervise
 from mutirao.errors import MutiraoError
 from mutirao.experiments.task import find
 from mutirao.report import execute
@@ -25,9 +25,9 @@ SETTINGS: dict[str, Any] = {"rounds": 2, "clients": 3, "per_round": 3, "hidden":
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(supervisor, "PAUSE", 0.01)
-    monkeypatch.setattr(supervisor, "BEGIN", 0.05)
-    monkeypatch.setattr(supervisor, "answers", lambda server: True)
-    return found_server(tmp_path / "server", ["127.0.0.1"]).folder
+    monkeypatch.setattr(supervisor, "START_TIMEOUT", 0.05)
+    monkeypatch.setattr(supervisor, "is_answering", lambda server: True)
+    return create_server(tmp_path / "server", ["127.0.0.1"]).folder
 
 
 def submitted(monkeypatch: pytest.MonkeyPatch, *acts: Callable[[Path], None]) -> list[bool]:
@@ -67,17 +67,17 @@ def gives_up(out: Path) -> None:
 
 def test_a_run_whose_process_is_gone_is_submitted_again(server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = submitted(monkeypatch, dies, rounds(2))
-    done = keep_going(server, "quickstart", SETTINGS.items(), seconds=60)
+    done = supervise(server, "quickstart", SETTINGS.items(), seconds=60)
     assert (done["rounds"], done["flower_runs"], calls) == (2, 2, [True, True])
-    again = keep_going(server, "quickstart", SETTINGS.items(), seconds=60)
+    again = supervise(server, "quickstart", SETTINGS.items(), seconds=60)
     assert again["flower_runs"] == 0
 
 
 def test_each_round_is_told_once_whoever_makes_it(server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     submitted(monkeypatch, dies, rounds(2))
     said: list[str] = []
-    tell = Rounds(server / "runs" / "quickstart", 0.0, said.append)
-    keep_going(server, "quickstart", SETTINGS.items(), seconds=60, meanwhile=tell)
+    tell = RoundPrinter(server / "runs" / "quickstart", 0.0, said.append)
+    supervise(server, "quickstart", SETTINGS.items(), seconds=60, meanwhile=tell)
     assert [line.split()[0] for line in said] == ["round=1", "round=2"]
     assert "accuracy=" in said[1]
 
@@ -88,14 +88,14 @@ def test_a_run_that_ends_before_it_has_a_folder_is_left_alone_with_its_reason(
     calls = submitted(monkeypatch, lambda out: None)
     monkeypatch.setattr(supervisor, "why_app_ended", lambda folder, run: "there is no folder /nowhere")
     with pytest.raises(MutiraoError, match="failed before its first round: there is no folder /nowhere"):
-        keep_going(server, "quickstart", SETTINGS.items(), seconds=60)
+        supervise(server, "quickstart", SETTINGS.items(), seconds=60)
     assert len(calls) == 2
 
 
 def test_more_rounds_of_a_finished_run_are_made(server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     submitted(monkeypatch, rounds(1), rounds(2))
-    assert keep_going(server, "quickstart", (SETTINGS | {"rounds": 1}).items(), seconds=60)["rounds"] == 1
-    assert keep_going(server, "quickstart", SETTINGS.items(), seconds=60)["rounds"] == 2
+    assert supervise(server, "quickstart", (SETTINGS | {"rounds": 1}).items(), seconds=60)["rounds"] == 1
+    assert supervise(server, "quickstart", SETTINGS.items(), seconds=60)["rounds"] == 2
 
 
 def test_a_run_that_gives_up_twice_at_the_same_place_is_left_alone(
@@ -103,7 +103,7 @@ def test_a_run_that_gives_up_twice_at_the_same_place_is_left_alone(
 ) -> None:
     calls = submitted(monkeypatch, gives_up)
     with pytest.raises(MutiraoError, match=r"round 1 failed again and again.*too few"):
-        keep_going(server, "quickstart", SETTINGS.items(), seconds=60)
+        supervise(server, "quickstart", SETTINGS.items(), seconds=60)
     assert len(calls) == 2
 
 
@@ -113,13 +113,13 @@ def test_a_server_that_takes_no_run_is_asked_until_time_is_up(server: Path, monk
 
     calls = submitted(monkeypatch, refuses)
     with pytest.raises(MutiraoError, match="did not end within"):
-        keep_going(server, "quickstart", SETTINGS.items(), seconds=0.3)
+        supervise(server, "quickstart", SETTINGS.items(), seconds=0.3)
     assert len(calls) > 1
 
 
 def test_who_holds_a_run_is_known_by_a_living_process(tmp_path: Path) -> None:
-    assert process_holding(tmp_path) == 0
+    assert writing_process(tmp_path) == 0
     for text, pid in ((f"here {os.getpid()}\n", os.getpid()), ("", 0), ("nonsense", 0), ("here x\n", 0)):
         (tmp_path / ".lock").write_text(text)
-        assert process_holding(tmp_path) == pid
-    assert json.dumps(supervisor.own_fault(tmp_path)) == "null"
+        assert writing_process(tmp_path) == pid
+    assert json.dumps(supervisor.last_failure(tmp_path)) == "null"

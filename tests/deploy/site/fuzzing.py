@@ -38,7 +38,7 @@ from mutirao.deploy.site.framing import FRAME, MAGIC, ProtocolError, receive, se
 from mutirao.errors import ConfigError, Damaged, MutiraoError, Refused
 from mutirao.flower.messages import (
     MalformedError,
-    head_in,
+    audit_head_in,
     name_in,
     reply_content,
     reply_in,
@@ -173,7 +173,7 @@ class Living:
 
     def __call__(self, draw: Draw) -> None:
         """Damaged greetings, and damaged questions after a sound one."""
-        answer, worker.answer = worker.answer, lambda facts, groups: ({"n": len(facts)}, groups)
+        answer, worker.answer_request = worker.answer_request, lambda facts, groups: ({"n": len(facts)}, groups)
         try:
             greeting = a_frame(draw, {"stamp": "right"}) if draw.random() < 0.3 else b""
             self.say(greeting or self.sound({"stamp": "right"}) + a_frame(draw, {"ask": "open", "order": ORDER}))
@@ -182,7 +182,7 @@ class Living:
             assert b'"fits": true' in told, told[:200]
             assert b'"n": 1' in told, told[:200]
         finally:
-            worker.answer = answer
+            worker.answer_request = answer
 
     def sound(self, facts: dict[str, Any]) -> bytes:
         recorder = Recorder()
@@ -295,7 +295,7 @@ def messages(draw: Draw) -> None:
         assert all(a.dtype.kind in NUMBERS for a in arrays)
     name = name_in(answer, answer.metadata.src_node_id)
     assert isinstance(name, Failure) or name.isprintable()
-    head = head_in(answer, "audit")
+    head = audit_head_in(answer, "audit")
     assert not head or set(head) == {"seq", "first", "head"}
     # at a site `answer` makes one line of what is wrong
     with contextlib.suppress(MalformedError, KeyError, AttributeError, ValueError):

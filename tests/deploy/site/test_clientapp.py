@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mutirao.deploy.site import clientapp, launcher, supernode
-from mutirao.deploy.site.clientapp import later, own_command, words_in
+from mutirao.deploy.site.clientapp import load_later, words_in, write_clientapp
 
 
 def until(happened: Callable[[], bool], seconds: float = 180.0) -> bool:
@@ -31,10 +31,10 @@ def test_a_call_is_taken_by_a_new_process_and_nonsense_by_none(
         words = ["--token", "x", "--insecure", "--runtime-api-address", f"127.0.0.1:{deaf.getsockname()[1]}"]
         words += ["--parent-pid", str(parent.pid)]
         folder = launcher.folder_of(parent.pid)
-        assert not launcher.hand_over(words)  # there is no herald yet
-        clientapp.start_herald(parent.pid, words)
+        assert not launcher.delegate(words)  # there is no herald yet
+        clientapp.start_fork_server(parent.pid, words)
         pid = int((folder / "herald.pid").read_text())
-        clientapp.start_herald(parent.pid, words)
+        clientapp.start_fork_server(parent.pid, words)
         assert int((folder / "herald.pid").read_text()) == pid  # one is enough
         assert until((folder / "herald").exists)
         for nonsense in (b"", b"{", b'["--token", 7]', b"[" * 50000):
@@ -42,17 +42,17 @@ def test_a_call_is_taken_by_a_new_process_and_nonsense_by_none(
                 link.connect(str(folder / "herald"))
                 if nonsense:
                     link.sendall(nonsense)
-        assert launcher.hand_over(words)
+        assert launcher.delegate(words)
         deaf.settimeout(180)
         with deaf.accept()[0]:  # the new process asks the SuperNode for its message
             parent.kill()
-    assert until(lambda: not launcher.birth(pid))
+    assert until(lambda: not launcher.start_ticks(pid))
 
 
 def test_the_command_runs_the_callers_file_and_falls_back_to_the_long_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = own_command(tmp_path, "our_site:task_of").read_text()
+    text = write_clientapp(tmp_path, "our_site:task_of").read_text()
     assert f"-I -S {launcher.__file__} --task=our_site:task_of" in text
     became: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda path, words: became.append(words))
@@ -65,7 +65,7 @@ def test_the_command_runs_the_callers_file_and_falls_back_to_the_long_way(
 
 
 def test_a_function_of_the_site_is_imported_when_it_is_called() -> None:
-    made = later("not_there.at_all:task_of")
+    made = load_later("not_there.at_all:task_of")
     assert (made.__module__, made.__qualname__) == ("not_there.at_all", "task_of")
     with pytest.raises(Exception, match="not_there"):
         made(None)
@@ -80,6 +80,6 @@ def test_a_supernode_that_lost_its_connection_begins_anew(monkeypatch: pytest.Mo
     with subprocess.Popen(["sleep", "600"]) as child:
         assert child.pid in supernode.children()
         monkeypatch.setattr(supernode, "children", lambda: [child.pid])
-        supernode.start_anew(pause=0.0)
+        supernode.restart(pause=0.0)
         assert child.wait(60) == -signal.SIGTERM
     assert became == [[sys.executable, "-m", "mutirao.deploy.site.supernode", "--superlink", "x:1"]]

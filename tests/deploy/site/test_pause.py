@@ -14,11 +14,11 @@ from mutirao.deploy.doctor import examine
 from mutirao.deploy.flower import FlowerFleet, client_app
 from mutirao.deploy.layout import Node
 from mutirao.deploy.policy.content_hash import content_hash
-from mutirao.deploy.policy.enforcement import Asker, guarded
+from mutirao.deploy.policy.enforcement import PolicyHandler, Requester
 from mutirao.deploy.policy.privacy_ledger import Ledger
-from mutirao.deploy.policy.rules import Asked, Cover, Leaving, Policy, load_policy
-from mutirao.deploy.provisioning import found_site
-from mutirao.deploy.site.pause import is_paused, pause
+from mutirao.deploy.policy.rules import Policy, PrivacyRules, ReplyRules, RequestRules, load_policy
+from mutirao.deploy.provisioning import create_site
+from mutirao.deploy.site.pause import is_paused, set_pause
 from mutirao.errors import Refused
 from mutirao.experiments.task import Task
 from mutirao.runs.audit_trail import check_chain
@@ -27,7 +27,7 @@ __all__ = ["identity"]  # a fixture that holds for all tests here, too
 
 POLICY = f"""
 [recipes]
-"test_pausing:own_task" = "{content_hash("test_pausing:own_task")}"
+"test_pause:own_task" = "{content_hash("test_pause:own_task")}"
 [asked]
 requests = ["train"]
 [reply]
@@ -43,7 +43,7 @@ def own_task(context: object) -> Task:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    made = found_site(tmp_path / "ana", "ana", "localhost:9092")
+    made = create_site(tmp_path / "ana", "ana", "localhost:9092")
     made.policy_file.write_text(POLICY)
     return made
 
@@ -72,9 +72,9 @@ def test_a_running_site_refuses_from_the_next_request_on_and_answers_again_witho
 
 
 def spending(folder: Path) -> Policy:
-    cover = Cover(clip=1.0, noise=2.0, budget=10.0)
-    asked, files = Asked(requests=("train",)), {"audit": folder / "a.jsonl", "ledger": folder / "l.json"}
-    return Policy(asked=asked, reply=Leaving(arrays=("*",)), privacy=cover, paused=folder / "paused", **files)
+    cover = PrivacyRules(clip=1.0, noise=2.0, budget=10.0)
+    asked, files = RequestRules(requests=("train",)), {"audit": folder / "a.jsonl", "ledger": folder / "l.json"}
+    return Policy(asked=asked, reply=ReplyRules(arrays=("*",)), privacy=cover, paused=folder / "paused", **files)
 
 
 def test_what_is_being_made_when_the_switch_is_turned_does_not_leave_and_costs_nothing(tmp_path: Path) -> None:
@@ -86,36 +86,36 @@ def test_what_is_being_made_when_the_switch_is_turned_does_not_leave_and_costs_n
 
     request = Request("train", {"w": np.zeros(3)}, {"round": 1})
     with pytest.raises(Refused, match=r"^paused: "):
-        guarded(slow, policy, Asker("1", "quickstart"))(request, Site("ana", None))
+        PolicyHandler(slow, policy, Requester("1", "quickstart"))(request, Site("ana", None))
     assert [e["event"] for e in check_chain(policy.audit)[0]] == ["asked", "refused"]
     assert Ledger(policy.ledger).runs == {}
 
 
 def test_a_handler_is_not_called_while_the_site_is_paused(tmp_path: Path) -> None:
-    policy = replace(spending(tmp_path), privacy=Cover())
+    policy = replace(spending(tmp_path), privacy=PrivacyRules())
     policy.paused.symlink_to(tmp_path / "nowhere")  # whoever put it there meant a pause
 
     def never(request: Request, site: Site) -> Reply:
         raise AssertionError
 
     with pytest.raises(Refused, match=r"^paused: "):
-        guarded(never, policy)(Request("train", {"w": np.zeros(3)}, {}), Site("ana", None))
+        PolicyHandler(never, policy)(Request("train", {"w": np.zeros(3)}, {}), Site("ana", None))
 
 
 def test_the_doctor_and_the_status_say_that_a_site_is_paused(node: Node) -> None:
     assert not [f for f in examine(node.folder) if f.check == "pause"]
-    assert pause(node.folder)
+    assert set_pause(node.folder)
     (finding,) = [f for f in examine(node.folder) if f.check == "pause"]
     assert (finding.state, f"mutirao site pause {node.folder} --off" in finding.remedy) == ("warn", True)
     assert "paused since 2" in CliRunner().invoke(main, ["site", "status", str(node.folder)]).output
-    assert pause(node.folder, on=False)
-    assert not pause(node.folder, on=False)
+    assert set_pause(node.folder, on=False)
+    assert not set_pause(node.folder, on=False)
     assert not is_paused(load_policy(node.policy_file))
 
 
 def test_a_server_has_no_pause_switch(tmp_path: Path) -> None:
-    from mutirao.deploy.provisioning import found_server
+    from mutirao.deploy.provisioning import create_server
 
-    found_server(tmp_path / "server", ["localhost"])
+    create_server(tmp_path / "server", ["localhost"])
     done = CliRunner().invoke(main, ["site", "pause", str(tmp_path / "server")])
     assert (done.exit_code, "this needs a site's" in done.output) == (2, True)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mutirao.deploy.site.task_stamp import Order, stamp
+from mutirao.deploy.site.task_stamp import TaskSpec, stamp
 
 
 def test_the_stamp_tells_of_code_and_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -13,7 +13,7 @@ def test_the_stamp_tells_of_code_and_data(tmp_path: Path, monkeypatch: pytest.Mo
     source.write_text("a = 1")
     data.mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
-    order = Order("c1", "own_code:task_of", node_config={"data": str(data)})
+    order = TaskSpec("c1", "own_code:task_of", node_config={"data": str(data)})
     stamps = [stamp(order)]
     assert stamp(order) == stamps[0]
     source.write_text("a = 12")

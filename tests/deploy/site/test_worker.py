@@ -17,17 +17,17 @@ import at_work
 
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Site
-from mutirao.deploy.layout import MARK
-from mutirao.deploy.policy.enforcement import Asker, guarded
-from mutirao.deploy.policy.rules import Asked, Leaving, Policy
+from mutirao.deploy.layout import FOLDER_VARIABLE
+from mutirao.deploy.policy.enforcement import PolicyHandler, Requester
+from mutirao.deploy.policy.rules import Policy, ReplyRules, RequestRules
 from mutirao.deploy.site import launcher
-from mutirao.deploy.site.task_stamp import Order
-from mutirao.deploy.site.worker_client import LONGEST_LOG, Warm, log_of
+from mutirao.deploy.site.task_stamp import TaskSpec
+from mutirao.deploy.site.worker_client import LONGEST_LOG, WorkerClient, log_path
 from mutirao.errors import Refused
 from mutirao.runs.audit_trail import check_chain
 
 MODEL: Arrays = {"w": np.arange(4, dtype=np.float32), "b": np.zeros((2, 4))}
-ORDER = Order("c1", "at_work:task_of", run="5", node=9)
+ORDER = TaskSpec("c1", "at_work:task_of", run="5", node=9)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,8 +49,8 @@ def node() -> Iterator[int]:
 
 
 @pytest.fixture(scope="module")
-def warm(node: int) -> Warm:
-    return Warm(node)
+def warm(node: int) -> WorkerClient:
+    return WorkerClient(node)
 
 
 def cold() -> Any:
@@ -58,7 +58,7 @@ def cold() -> Any:
 
 
 def ask(
-    warm: Warm, do: str = "train", state: dict[str, Any] | None = None, extras: Arrays | None = None
+    warm: WorkerClient, do: str = "train", state: dict[str, Any] | None = None, extras: Arrays | None = None
 ) -> tuple[Any, Site]:
     task = warm.task(ORDER, cold)
     site = Site("c1", task.population["c1"], state or {})
@@ -82,7 +82,7 @@ def same(ours: Reply, theirs: Reply) -> None:
     assert {k: v for k, v in ours.metrics.items() if k != "pid"}.keys() == {"nan"}
 
 
-def test_the_worker_gives_what_the_handler_gives_and_stays(warm: Warm) -> None:
+def test_the_worker_gives_what_the_handler_gives_and_stays(warm: WorkerClient) -> None:
     extras: Arrays = {"control": np.arange(3.0), "flags": np.array([True])}
     reply, site = ask(warm, state={"visits": np.asarray(4)}, extras=extras)
     here = Site("c1", cold().population["c1"], {"visits": np.asarray(4)})
@@ -94,15 +94,15 @@ def test_the_worker_gives_what_the_handler_gives_and_stays(warm: Warm) -> None:
     assert int(ask(warm)[0].metrics["pid"]) == pid
 
 
-def test_the_guard_can_count_samples_that_are_elsewhere(warm: Warm, tmp_path: Path) -> None:
+def test_the_guard_can_count_samples_that_are_elsewhere(warm: WorkerClient, tmp_path: Path) -> None:
     task = warm.task(ORDER, cold)
-    policy = Policy(asked=Asked(("train",), min_samples=13), audit=tmp_path / "audit.jsonl")
+    policy = Policy(asked=RequestRules(("train",), min_samples=13), audit=tmp_path / "audit.jsonl")
     with pytest.raises(Refused, match="min_samples"):
-        guarded(task.handler, policy, Asker())(Request("train", MODEL), Site("c1", task.population["c1"]))
+        PolicyHandler(task.handler, policy, Requester())(Request("train", MODEL), Site("c1", task.population["c1"]))
 
 
 @pytest.mark.parametrize("do", ["raise", "refuse", "text"])
-def test_what_the_code_raises_is_raised_here(warm: Warm, do: str) -> None:
+def test_what_the_code_raises_is_raised_here(warm: WorkerClient, do: str) -> None:
     with pytest.raises(Exception, match=r"no such column|asked\.names: not this|not numbers") as caught:
         ask(warm, do)
     assert type(caught.value).__name__ == {"raise": "ValueError", "refuse": "Refused", "text": "TypeError"}[do]
@@ -112,16 +112,18 @@ def test_what_the_code_raises_is_raised_here(warm: Warm, do: str) -> None:
 
 
 @pytest.mark.parametrize("deaths", [1, 2])
-def test_a_worker_that_is_killed_at_work_costs_nothing_but_time(warm: Warm, tmp_path: Path, deaths: int) -> None:
+def test_a_worker_that_is_killed_at_work_costs_nothing_but_time(
+    warm: WorkerClient, tmp_path: Path, deaths: int
+) -> None:
     policy = Policy(
-        asked=Asked(("die",)),
-        reply=Leaving(arrays=("*",), extras=("*",), metrics=("*",)),
+        asked=RequestRules(("die",)),
+        reply=ReplyRules(arrays=("*",), extras=("*",), metrics=("*",)),
         audit=tmp_path / "audit.jsonl",
     )
     task, trace = warm.task(ORDER, cold), tmp_path / "deaths"
     site = Site("c1", task.population["c1"], {"visits": np.asarray(4)})
     request = Request("die", MODEL, {"trace": str(trace), "deaths": deaths})
-    reply = guarded(task.handler, policy, Asker())(request, site)
+    reply = PolicyHandler(task.handler, policy, Requester())(request, site)
     assert len(trace.read_text()) == deaths
     assert (int(reply.metrics["pid"]) == os.getpid()) == (deaths == 2)  # at last this process does it
     here = Site("c1", cold().population["c1"], {"visits": np.asarray(4)})
@@ -132,18 +134,18 @@ def test_a_worker_that_is_killed_at_work_costs_nothing_but_time(warm: Warm, tmp_
     assert [e["event"] for e in events] == ["asked", "sent"]  # once, however often it was tried
 
 
-def test_another_environment_needs_another_worker(warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_environment_needs_another_worker(warm: WorkerClient, monkeypatch: pytest.MonkeyPatch) -> None:
     before = int(ask(warm)[0].metrics["pid"])
     monkeypatch.setenv("MUTIRAO_SOMETHING", "else")
     after = int(ask(warm)[0].metrics["pid"])
     assert after != before
-    assert until(lambda: not launcher.birth(before))  # it is not needed any more
+    assert until(lambda: not launcher.start_ticks(before))  # it is not needed any more
 
 
 @pytest.mark.slow
 def test_a_worker_ends_with_its_supernode_and_in_the_middle_of_work_nobody_waits_for(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "600"]) as parent:
-        warm = Warm(parent.pid)
+        warm = WorkerClient(parent.pid)
         folder = launcher.folder_of(parent.pid)
         assert folder.stat().st_mode & 0o777 == 0o700
         pid = int(ask(warm)[0].metrics["pid"])
@@ -155,10 +157,10 @@ def test_a_worker_ends_with_its_supernode_and_in_the_middle_of_work_nobody_waits
             pid = int((folder / "asking").read_text().split()[1])
             time.sleep(1.0)
             waiting.kill()
-        assert until(lambda: not launcher.birth(pid))
+        assert until(lambda: not launcher.start_ticks(pid))
         pid = int(ask(warm)[0].metrics["pid"])
         parent.kill()
-    assert until(lambda: not launcher.birth(pid))
+    assert until(lambda: not launcher.start_ticks(pid))
     assert until(lambda: not folder.exists())
 
 
@@ -168,14 +170,14 @@ def test_a_folder_that_others_can_open_is_not_used(
     place = tmp_path_factory.mktemp("o")  # a short path: a socket's has some hundred letters at most
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(place))
     (place / f"mutirao-{os.getuid()}").mkdir(mode=0o755)
-    reply, _ = ask(Warm(os.getpid()))
+    reply, _ = ask(WorkerClient(os.getpid()))
     assert int(reply.metrics["pid"]) == os.getpid()
-    assert not launcher.hand_over(["--parent-pid", str(os.getpid())])
+    assert not launcher.delegate(["--parent-pid", str(os.getpid())])
 
 
-def test_a_worker_that_does_not_answer_is_done_without(warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_does_not_answer_is_done_without(warm: WorkerClient, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = int(ask(warm)[0].metrics["pid"])
-    monkeypatch.setattr("mutirao.deploy.site.worker_client.GREET", 0.3)
+    monkeypatch.setattr("mutirao.deploy.site.worker_client.GREETING_TIMEOUT", 0.3)
     os.kill(pid, signal.SIGSTOP)
     try:
         assert int(ask(warm)[0].metrics["pid"]) == os.getpid()
@@ -194,16 +196,16 @@ def test_a_client_process_imports_no_torch() -> None:
 
 if __name__ == "__main__":  # the client that is killed
     place = launcher.folder_of(int(sys.argv[1]))
-    first = ask(Warm(int(sys.argv[1])))[0]
+    first = ask(WorkerClient(int(sys.argv[1])))[0]
     (place / "asking").write_text(f"asking {int(first.metrics['pid'])}")
-    ask(Warm(int(sys.argv[1])), "sleep")
+    ask(WorkerClient(int(sys.argv[1])), "sleep")
 
 
 def test_what_a_worker_warns_of_is_among_the_sites_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert log_of("mutirao.deploy.site.worker", tmp_path) == tmp_path / "worker.log"
-    monkeypatch.setenv(MARK, str(tmp_path / "site"))
-    log = log_of("mutirao.deploy.site.worker", tmp_path)
+    assert log_path("mutirao.deploy.site.worker", tmp_path) == tmp_path / "worker.log"
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "site"))
+    log = log_path("mutirao.deploy.site.worker", tmp_path)
     assert log == tmp_path / "site" / "logs" / "worker.log"
     log.write_bytes(bytes(LONGEST_LOG + 1))
-    assert not log_of("mutirao.deploy.site.worker", tmp_path).exists()
+    assert not log_path("mutirao.deploy.site.worker", tmp_path).exists()
     assert (log.parent / "worker.1.log").stat().st_size > LONGEST_LOG

@@ -11,10 +11,10 @@ from mutirao.config import resolve
 from mutirao.core.arrays import digest
 from mutirao.deploy.flower import FlowerFleet, client_app
 from mutirao.deploy.flower.client import STATE
-from mutirao.deploy.policy.policy_templates import fitting_policy
-from mutirao.deploy.rehearsal import one_by_one, permit_training
+from mutirao.deploy.policy.policy_templates import policy_for
+from mutirao.deploy.rehearsal import local_fleet, permit_training
 from mutirao.deploy.site.state_files import States
-from mutirao.deploy.site.worker_client import Warm
+from mutirao.deploy.site.worker_client import WorkerClient
 from mutirao.experiments.task import find
 from mutirao.flower.messages import unpack
 from mutirao.report import execute
@@ -29,12 +29,12 @@ PAIRS = [
 
 
 @pytest.fixture(scope="module")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerClient]:
     """The worker of a process that stands for the SuperNode, in a folder of these tests."""
     with pytest.MonkeyPatch.context() as patch, subprocess.Popen(["sleep", "600"]) as node:
         patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("w")))
         try:
-            yield Warm(node.pid)
+            yield WorkerClient(node.pid)
         finally:
             node.kill()
 
@@ -42,15 +42,15 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
 @pytest.mark.parametrize("judged", [False, True], ids=["plain", "under a policy"])
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair['personal']} {pair['compress']}")
 def test_a_run_through_the_worker_is_the_run_without(
-    warm: Warm, pair: dict[str, str], judged: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    warm: WorkerClient, pair: dict[str, str], judged: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sets = [*(SMALL | pair).items()]
-    config, here = resolve(find("quickstart").config, {}, sets), one_by_one("quickstart", sets)
+    config, here = resolve(find("quickstart").config, {}, sets), local_fleet("quickstart", sets)
     grid = LoopGrid(client_app(warm=warm), set=" ".join(f"{k}={v}" for k, v in sets))
     for name in ("c0", "c1"):
         policy = tmp_path / name / "policy.toml"
         policy.parent.mkdir()
-        policy.write_text(permit_training(fitting_policy(["quickstart"], sets)))
+        policy.write_text(permit_training(policy_for(["quickstart"], sets)))
         grid.join(name=name, **({"policy": str(policy)} if judged else {}))
     mine = execute("quickstart", config, tmp_path / "here", fleet=here, pictures=False)
     there = FlowerFleet(grid, timeout=120, greet=60)

@@ -14,8 +14,8 @@ from mutirao.core.digests import reply_fingerprint
 from mutirao.core.fleet import FLEETING, Reply, Request, Site
 from mutirao.deploy.flower import FlowerFleet, client_app
 from mutirao.deploy.policy.content_hash import content_hash
-from mutirao.deploy.policy.enforcement import guarded
-from mutirao.deploy.policy.rules import Asked, Cover, Leaving, Policy
+from mutirao.deploy.policy.enforcement import PolicyHandler
+from mutirao.deploy.policy.rules import Policy, PrivacyRules, ReplyRules, RequestRules
 from mutirao.deploy.site.state_files import States
 from mutirao.errors import TooFewReplies
 from mutirao.experiments.task import find
@@ -37,11 +37,11 @@ def work(request: Request, site: Site) -> Reply:
 
 def guarded_fleet(folder: Path, **settings: Any) -> LocalFleet:
     """Four sites, each with a policy of its own."""
-    settings = {"asked": Asked(("train",)), "reply": Leaving(("*",), (), ("loss",), remove=True)} | settings
+    settings = {"asked": RequestRules(("train",)), "reply": ReplyRules(("*",), (), ("loss",), remove=True)} | settings
 
     def handler(request: Request, site: Site) -> Reply:
         policy = Policy(audit=folder / site.id / "audit.jsonl", ledger=folder / site.id / "ledger.json", **settings)
-        return guarded(work, policy, secure=SECURE)(request, site)
+        return PolicyHandler(work, policy, secure=SECURE)(request, site)
 
     for name in names(4):
         (folder / name).mkdir(parents=True)
@@ -53,7 +53,7 @@ def events(folder: Path, client: str) -> list[dict[str, Any]]:
 
 
 def test_a_policy_judges_the_update_before_it_is_masked_and_notes_what_left(tmp_path: Path) -> None:
-    inside = guarded_fleet(tmp_path, privacy=Cover(clip=0.1))
+    inside = guarded_fleet(tmp_path, privacy=PrivacyRules(clip=0.1))
     update_noise: dict[str, list[str]] = {name: [] for name in names(4)}
 
     plain_ask = inside.ask
@@ -84,9 +84,9 @@ def test_a_policy_judges_the_update_before_it_is_masked_and_notes_what_left(tmp_
 @pytest.mark.parametrize(
     ("settings", "rule"),
     [
-        ({"asked": Asked(("evaluate",))}, "asked.requests"),
-        ({"asked": Asked(("train",), min_samples=1000)}, "asked.min_samples"),
-        ({"reply": Leaving((), (), ("*",))}, "reply.arrays"),
+        ({"asked": RequestRules(("evaluate",))}, "asked.requests"),
+        ({"asked": RequestRules(("train",), min_samples=1000)}, "asked.min_samples"),
+        ({"reply": ReplyRules((), (), ("*",))}, "reply.arrays"),
     ],
 )
 def test_what_a_policy_forbids_is_refused_at_the_masked_stage(
@@ -98,7 +98,10 @@ def test_what_a_policy_forbids_is_refused_at_the_masked_stage(
 
 
 def test_a_budget_is_charged_for_the_masked_update_alone(tmp_path: Path) -> None:
-    quiet = {"reply": Leaving(("*",), (), (), remove=True), "privacy": Cover(clip=0.1, noise=1.0, budget=50.0)}
+    quiet = {
+        "reply": ReplyRules(("*",), (), (), remove=True),
+        "privacy": PrivacyRules(clip=0.1, noise=1.0, budget=50.0),
+    }
     fleet = SecureFleet(guarded_fleet(tmp_path, **quiet), SECURE, ("loss",))
     assert len(ask(fleet, names(4)).replies) == 4
     sent = [e for e in events(tmp_path, names(1)[0]) if e["event"] == "sent"]

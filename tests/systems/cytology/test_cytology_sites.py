@@ -20,7 +20,7 @@ from mutirao.config import resolve
 from mutirao.deploy.layout import Server, free_port
 from mutirao.deploy.policy.content_hash import sources
 from mutirao.deploy.processes import Process, start_superlink, start_supernode, stop_all
-from mutirao.deploy.provisioning import found_server, found_site, take_key
+from mutirao.deploy.provisioning import create_server, create_site, store_key
 from mutirao.deploy.rehearsal import permit_training
 from mutirao.deploy.server.admission import admit
 from mutirao.deploy.server.submission import follow, submit
@@ -49,7 +49,7 @@ class Federation:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.link: Server = found_server(folder / "superlink", ["localhost"], free_port(), host="127.0.0.1")
+        self.link: Server = create_server(folder / "superlink", ["localhost"], free_port(), host="127.0.0.1")
         self.started: list[Process] = [start_superlink(self.link.folder)]
         self.nodes: dict[int, Process] = {}
         self.held = write_pictures(folder / "server" / "global_test", 4, seed=9)
@@ -58,14 +58,14 @@ class Federation:
 
     def join(self, k: int, recipe: str, settings: dict[str, Any], own: Path, policy: Callable[[str], str]) -> None:
         """A site with these pictures, under a policy that allows training, as `policy` changes it."""
-        node = found_site(
+        node = create_site(
             self.folder / f"node_{k}",
             *(f"hospital_{k}", f"localhost:{self.link.port}", self.link.ca, str(own), [recipe]),
             client=f"client_{k}",
             sets=list(settings.items()),
         )
         node.policy_file.write_text(policy(permit_training(node.policy_file.read_text())))
-        admit(self.link.folder, take_key(self.link.folder, node.public_key))
+        admit(self.link.folder, store_key(self.link.folder, node.public_key))
         self.start(k)
 
     def start(self, k: int) -> None:

@@ -15,10 +15,10 @@ from mutirao.core.agreement import PROFILE, AgreementFleet, bytes_to_extra, dige
 from mutirao.core.fleet import Reply, Request
 from mutirao.deploy.layout import free_port
 from mutirao.deploy.policy.content_hash import sources
-from mutirao.deploy.policy.enforcement import Asker, guarded
-from mutirao.deploy.policy.rules import Asked, Leaving, Policy
+from mutirao.deploy.policy.enforcement import PolicyHandler, Requester
+from mutirao.deploy.policy.rules import Policy, ReplyRules, RequestRules
 from mutirao.deploy.processes import start_superlink, start_supernode, stop_all
-from mutirao.deploy.provisioning import found_server, found_site, take_key
+from mutirao.deploy.provisioning import create_server, create_site, store_key
 from mutirao.deploy.rehearsal import permit_training
 from mutirao.deploy.server.admission import admit
 from mutirao.deploy.server.submission import follow, submit
@@ -166,15 +166,15 @@ def test_a_policy_lets_moments_leave_only_if_it_says_so(tmp_path: Path) -> None:
     about = {"seed": 0, "round": 0}
 
     def ask(policy: Policy, do: str) -> str:
-        handler = guarded(task.handler, policy, Asker())
+        handler = PolicyHandler(task.handler, policy, Requester())
         fleet = LocalFleet(lambda request, site: handler(request, site), {"north": task.population["north"]})
         told = AgreementFleet(fleet, {SCALE: digest_of(b"{}")}, bytes_to_extra(SCALE, b"{}"), ask_clients=False)
         answers = (told if do == "agree" else fleet).ask({"north": Request(do, {}, about)})
         return str(answers.failures.get("north", "")) or ",".join(answers.replies["north"].extras)
 
     def rules(requests: tuple[str, ...], comes: tuple[str, ...], leaves: tuple[str, ...]) -> Policy:
-        asked = Asked(requests, extras=comes)
-        return Policy(asked=asked, reply=Leaving(extras=leaves), audit=tmp_path / "a", ledger=tmp_path / "l")
+        asked = RequestRules(requests, extras=comes)
+        return Policy(asked=asked, reply=ReplyRules(extras=leaves), audit=tmp_path / "a", ledger=tmp_path / "l")
 
     both = ("profile", "agree")
     assert ask(rules((), (), ()), "profile") == "refused: asked.requests: 'profile' may not be asked here"
@@ -189,19 +189,19 @@ def test_three_files_deployed_make_the_model_of_the_local_run(tmp_path: Path, mo
     monkeypatch.setenv("MUTIRAO_CACHE", str(tmp_path / "cache"))
     sources.cache_clear()  # the nodes hash what is installed now
     data = three_sites(tmp_path / "data")
-    link = found_server(tmp_path / "superlink", ["localhost"], free_port(), host="127.0.0.1")
+    link = create_server(tmp_path / "superlink", ["localhost"], free_port(), host="127.0.0.1")
     started = [start_superlink(link.folder)]
     agreed = {**SETTINGS, "sites": True, "clients": 3}
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: stop_all(reversed(started)))
         for name in NAMES:
-            node = found_site(
+            node = create_site(
                 tmp_path / f"node_{name}",
                 *(name, f"localhost:{link.port}", link.ca, str(data / name), ["ranking"]),
                 sets=list(agreed.items()),
             )
             node.policy_file.write_text(permit_training(node.policy_file.read_text()))
-            admit(link.folder, take_key(link.folder, node.public_key))
+            admit(link.folder, store_key(link.folder, node.public_key))
             started.append(start_supernode(node.folder))
         out, since = tmp_path / "run", time.time()
         number = submit(link.folder, "ranking", list(agreed.items()), out, timeout=120)

@@ -14,7 +14,7 @@ from mutirao.config import resolve
 from mutirao.core.arrays import digest
 from mutirao.core.fleet import Answers, ClientId, Request, Wrapper
 from mutirao.core.rounds import Run
-from mutirao.deploy.policy.enforcement import Held as Counted
+from mutirao.deploy.policy.enforcement import SampleCounts as Counted
 from mutirao.deploy.policy.pins import model_of
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.experiments.task import find

@@ -12,14 +12,13 @@ from fastapi.responses import JSONResponse, Response
 
 from mutirao.dashboard.pages import page_app
 from mutirao.dashboard.request_guard import Receive, Scope, Send
-from mutirao.deploy.admin.overview import overview
+from mutirao.deploy.admin.facts import overview, why_not_working
 from mutirao.deploy.keys import key_fingerprint
 from mutirao.deploy.layout import Node, Server, check_name
-from mutirao.deploy.liveness import out_of_work
 from mutirao.deploy.processes import running
-from mutirao.deploy.provisioning import check_key, take_key
-from mutirao.deploy.server.admission import admit, dismiss, node_of
-from mutirao.deploy.site.pause import pause
+from mutirao.deploy.provisioning import check_key, store_key
+from mutirao.deploy.server.admission import admit, dismiss, node_id_of
+from mutirao.deploy.site.pause import set_pause
 from mutirao.errors import ConfigError, MutiraoError
 
 HERE = Path(__file__).parent / "assets"
@@ -73,7 +72,7 @@ def make_app(place: Server | Node, token: str, hosts: frozenset[str] | None) -> 
 
         @app.post("/api/pause")
         def switch(on: bool = Body(embed=True)) -> dict[str, bool]:
-            return {"turned": pause(place.folder, on)}
+            return {"turned": set_pause(place.folder, on)}
 
     return app
 
@@ -81,7 +80,7 @@ def make_app(place: Server | Node, token: str, hosts: frozenset[str] | None) -> 
 def facts_of(place: Server | Node) -> dict[str, Any]:
     """What the page shows."""
     process = running(place.folder)
-    why = out_of_work(place, process) if process is not None else "it does not run"
+    why = why_not_working(place, process) if process is not None else "it does not run"
     about = {"name": place.name, "folder": str(place.folder), "runs": process is not None, "works": not why, "why": why}
     about["since"] = process.since() if process is not None else ""
     return about | overview(place, not why)
@@ -99,8 +98,8 @@ def add_doors(app: FastAPI, server: Server) -> None:
         def keep(path: Path) -> dict[str, str]:
             if key_fingerprint(path) != fingerprint:
                 raise ConfigError("this is another key than the one that was shown; look at it again")
-            node_of(server, path)  # a clear word, and nothing kept, if the SuperLink is away
-            admit(server.folder, take_key(server.folder, path, name, client))
+            node_id_of(server, path)  # a clear word, and nothing kept, if the SuperLink is away
+            admit(server.folder, store_key(server.folder, path, name, client))
             return {}
 
         return with_key(server, key, name, client, keep)

@@ -15,22 +15,22 @@ from mutirao.config import coerce
 from mutirao.core.agreed_handler import own_digests
 from mutirao.core.agreement import agreed_of
 from mutirao.core.fleet import Failure, Scalar, failure_of
-from mutirao.deploy.flower.run_tasks import TaskOf, data_of, name_of, recipe_task
-from mutirao.deploy.policy.enforcement import Asker, approve, discreet, guarded
-from mutirao.deploy.policy.pins import held_settings
+from mutirao.deploy.flower.run_tasks import TaskOf, client_data, client_name, recipe_task
+from mutirao.deploy.policy.enforcement import PolicyHandler, Requester, approve, hide_errors
+from mutirao.deploy.policy.pins import settings_at_site
 from mutirao.deploy.policy.rules import Policy, assignments, load_policy
-from mutirao.deploy.site.launcher import OFF
+from mutirao.deploy.site.launcher import WORKER_OFF
 from mutirao.deploy.site.state_files import States
-from mutirao.deploy.site.task_stamp import Order
-from mutirao.deploy.site.worker_client import Warm
+from mutirao.deploy.site.task_stamp import TaskSpec
+from mutirao.deploy.site.worker_client import WorkerClient
 from mutirao.errors import ConfigError, Refused
 from mutirao.experiments.party_agreement import require_agreement
 from mutirao.experiments.task import Task
-from mutirao.flower.compat import is_stock, stock_reply, stock_request_in
+from mutirao.flower.compat import flower_reply, flower_request_in, is_flower_message
 from mutirao.flower.messages import (
     AGREED_RECORD,
     REFUSED,
-    head_in,
+    audit_head_in,
     pack,
     pack_together,
     reply_content,
@@ -48,7 +48,7 @@ log = logging.getLogger("mutirao")
 STATE = "mutirao.state"  # where Flower's context keeps what a site remembers
 
 
-def client_app(task_of: TaskOf | None = None, warm: Warm | None = None) -> ClientApp:
+def client_app(task_of: TaskOf | None = None, warm: WorkerClient | None = None) -> ClientApp:
     """A Flower client that works on its own part of a task: by default of the recipe the run configuration names.
 
     It answers our FlowerFleet and Flower's own strategies, each in its own words.
@@ -64,13 +64,13 @@ def client_app(task_of: TaskOf | None = None, warm: Warm | None = None) -> Clien
         def make() -> RecordDict | Failure:
             policy = policy_of(context)
             if policy is not None:
-                return work_under(policy, message, context, task_of, warm)
-            return work_on(message, context, task_for(context, task_of, {}, warm))
+                return handle_under_policy(policy, message, context, task_of, warm)
+            return handle_message(message, context, task_for(context, task_of, {}, warm))
 
-        return answer(message, make)
+        return reply_to(message, make)
 
     def tell_name(message: Message, context: Context) -> Message:
-        return answer(message, lambda: RecordDict({"name": ConfigRecord({"name": name_of(context, task_of)})}))
+        return reply_to(message, lambda: RecordDict({"name": ConfigRecord({"name": client_name(context, task_of)})}))
 
     for register in (app.train(), app.evaluate(), app.query()):
         register(work)
@@ -78,7 +78,7 @@ def client_app(task_of: TaskOf | None = None, warm: Warm | None = None) -> Clien
     return app
 
 
-def answer(message: Message, make: Callable[[], RecordDict | Failure]) -> Message:
+def reply_to(message: Message, make: Callable[[], RecordDict | Failure]) -> Message:
     """The answer made, or one line on why there is none: no traceback leaves a client."""
     try:
         made = make()
@@ -91,17 +91,19 @@ def answer(message: Message, make: Callable[[], RecordDict | Failure]) -> Messag
     return Message(Error(code, made.reason), reply_to=message)
 
 
-def work_on(message: Message, context: Context, task: Task, states: States | None = None) -> RecordDict | Failure:
+def handle_message(
+    message: Message, context: Context, task: Task, states: States | None = None
+) -> RecordDict | Failure:
     """What the task's handler replies; the site's state stays on its disk (`states`) or in Flower's context."""
-    name, kept = name_of(context, lambda _: task), context.state.get(STATE)
-    stock = is_stock(message)
+    name, kept = client_name(context, lambda _: task), context.state.get(STATE)
+    stock = is_flower_message(message)
     check_stock(stock, task)
-    request = stock_request_in(message, seed_in(context)) if stock else request_in(message)
+    request = flower_request_in(message, seed_in(context)) if stock else request_in(message)
     without_arrays(message)  # Flower holds on to it until all is done
     number, began, do = request.config.get("round"), 0, effective_request(request)
     handler = task.worker
     # A fleet of one, so that all is as in process; without `.many`, which is worth its preparation only for many.
-    data = data_of(task, name)
+    data = client_data(task, name)
     alone = LocalFleet(lambda request, site: handler(request, site), {name: data}, copies=False)
     if states is not None and isinstance(number, int):
         began, state = states.before(do, number)
@@ -114,7 +116,7 @@ def work_on(message: Message, context: Context, task: Task, states: States | Non
     if name in answers.failures:
         return answers.failures[name]
     reply = answers.replies[name]
-    content = stock_reply(reply, request) if stock else reply_content(reply)
+    content = flower_reply(reply, request) if stock else reply_content(reply)
     if found := own_digests({**task.basis(), **task.agreed, **agreed_of(data)}, request):
         content[AGREED_RECORD] = ConfigRecord({**found})
     if name in alone.states:
@@ -136,8 +138,8 @@ def seed_in(context: Context) -> int:
     return coerce("seed", context.run_config.get("seed", 0), int, low=0)  # type: ignore[no-any-return]
 
 
-def work_under(
-    policy: Policy, message: Message, context: Context, task_of: TaskOf, warm: Warm | None = None
+def handle_under_policy(
+    policy: Policy, message: Message, context: Context, task_of: TaskOf, warm: WorkerClient | None = None
 ) -> RecordDict | Failure:
     """The same under a policy, which judges the recipe before it is imported and the reply before it leaves.
 
@@ -147,19 +149,19 @@ def work_under(
     by_recipe = task_of is recipe_task
     recipe = str(asked.get("recipe", "quickstart")) if by_recipe else dotted_path(task_of)
     name = str(context.node_config.get("name", ""))
-    asker = Asker(str(context.run_id), recipe, name, head_in(message, "request"))
+    asker = Requester(str(context.run_id), recipe, name, audit_head_in(message, "request"))
 
     def settle() -> Mapping[str, Scalar]:
-        return held_settings(recipe, [*assignments(asked), *policy.settings.items()])
+        return settings_at_site(recipe, [*assignments(asked), *policy.settings.items()])
 
     asker = approve(policy, asker, asked, settle if by_recipe else None)
-    with discreet(policy, asker.facts()):
+    with hide_errors(policy, asker.facts()):
         task = task_for(context, task_of, policy.settings, warm)
-        check_stock(is_stock(message), task)
+        check_stock(is_flower_message(message), task)
         first = str(asker.server.get("first", ""))
         states = States(policy.audit.parent / "states", first) if first else None
-        handler = guarded(task.handler, policy, asker, task.secure, task.compress)
-        content = work_on(
+        handler = PolicyHandler(task.handler, policy, asker, task.secure, task.compress)
+        content = handle_message(
             message,
             context,
             replace(task, handler=handler, secure=NoSecureAggregation(), compress=NoCompression()),
@@ -182,7 +184,7 @@ def policy_of(context: Context) -> Policy | None:
         raise Refused("policy", "the policy of this site cannot be read") from error
 
 
-def task_for(context: Context, task_of: TaskOf, instead: Mapping[str, Scalar], warm: Warm | None) -> Task:
+def task_for(context: Context, task_of: TaskOf, instead: Mapping[str, Scalar], warm: WorkerClient | None) -> Task:
     """The task, made in this process or held by the site's worker; `instead` are settings the site insists on."""
     by_recipe = task_of is recipe_task
 
@@ -190,12 +192,12 @@ def task_for(context: Context, task_of: TaskOf, instead: Mapping[str, Scalar], w
         return require_agreement(recipe_task(context, instead) if by_recipe else task_of(context))
 
     switch = str(context.node_config.get("worker", os.environ.get("MUTIRAO_WORKER", "on"))).lower()
-    if warm is None or switch in OFF:
+    if warm is None or switch in WORKER_OFF:
         return cold()
-    name, asked, node = name_of(context, lambda _: cold()), dict(context.run_config), dict(context.node_config)
+    name, asked, node = client_name(context, lambda _: cold()), dict(context.run_config), dict(context.node_config)
     if by_recipe:
-        return warm.task(Order(name, run_config=asked, node_config=node, instead=dict(instead)), cold)
-    order = Order(name, dotted_path(task_of), str(context.run_id), context.node_id, asked, node)
+        return warm.task(TaskSpec(name, run_config=asked, node_config=node, instead=dict(instead)), cold)
+    order = TaskSpec(name, dotted_path(task_of), str(context.run_id), context.node_id, asked, node)
     return warm.task(order, cold)
 
 

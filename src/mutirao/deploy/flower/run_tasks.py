@@ -67,7 +67,7 @@ def settings_in(run_config: Mapping[str, Scalar], instead: Mapping[str, Scalar] 
     return configuration.dump(name, configuration.resolve(find(name).config, {}, sets))
 
 
-def name_of(context: Context, task_of: TaskOf) -> ClientId:
+def client_name(context: Context, task_of: TaskOf) -> ClientId:
     """The name in the node's configuration; in a simulation the client that has the partition's number."""
     if "name" in context.node_config:
         return str(context.node_config["name"])
@@ -79,7 +79,7 @@ def name_of(context: Context, task_of: TaskOf) -> ClientId:
     return names[i]
 
 
-def data_of(task: Task, name: ClientId) -> Any:
+def client_data(task: Task, name: ClientId) -> Any:
     """What the client of that name holds."""
     try:
         return task.population[name]

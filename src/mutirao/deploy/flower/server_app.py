@@ -11,7 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from mutirao import config as configuration
 from mutirao.deploy.flower.run_tasks import recipe_from, settings_in
-from mutirao.deploy.layout import MARK
+from mutirao.deploy.layout import FOLDER_VARIABLE
 from mutirao.deploy.server.admission import admitted_samples, is_entitled
 from mutirao.flower.flower_fleet import FlowerFleet, IsEntitled, KeepsTrail
 from mutirao.report import execute
@@ -59,5 +59,5 @@ def keepers_here(out: Path) -> KeepsTrail:
 
 def server_here() -> Path | None:
     """The folder that `mutirao site` made for the server whose process this is; None without one."""
-    folder = os.environ.get(MARK, "")
+    folder = os.environ.get(FOLDER_VARIABLE, "")
     return Path(folder) if folder and (Path(folder) / "sites").is_dir() else None

@@ -19,10 +19,10 @@ from mutirao.core.fleet import Reply, Request, Scalar, Site, failure_of
 from mutirao.core.hyperparameters import BY_METHODS, HYPERPARAMETERS
 from mutirao.core.parts import AnyHandler
 from mutirao.core.sparse_rows import ROWS, to_dense
-from mutirao.deploy.policy.pins import hold_model, hold_pins
-from mutirao.deploy.policy.privacy_ledger import Ledger, alone, difference, enter, without_noise
-from mutirao.deploy.policy.rules import Policy, assignments, is_allowed, repeatable_in
-from mutirao.deploy.site.pause import hold_open
+from mutirao.deploy.policy.pins import check_model, check_pins
+from mutirao.deploy.policy.privacy_ledger import Ledger, append_event, exclusive, new_releases, without_noise
+from mutirao.deploy.policy.rules import Policy, assignments, is_allowed, repeatable_settings
+from mutirao.deploy.site.pause import refuse_if_paused
 from mutirao.errors import MutiraoError, Refused
 from mutirao.privacy import RELEASES, add_noise, clip_update
 from mutirao.privacy.accounting import NOTHING, Releases, add_releases
@@ -38,7 +38,7 @@ UNCOUNTED = "a budget is kept here, and this reply has no noise that could be co
 
 
 @dataclass(frozen=True)
-class Asker:
+class Requester:
     """Who asks, as far as a site can know: which run, for which recipe, and where the server's own trail stands."""
 
     run: str = ""
@@ -55,27 +55,27 @@ class Asker:
 
 def approve(
     policy: Policy,
-    asker: Asker,
+    asker: Requester,
     run_config: Mapping[str, Scalar],
     settle: Callable[[], Mapping[str, Scalar]] | None = None,
-) -> Asker:
+) -> Requester:
     """Judge a recipe and its settings; a refusal is written down and raised. The asker comes back with what is known.
 
     What the server says is judged before anything of the recipe is imported, then what comes of it with the recipe's
     defaults and the site's own settings: `settle()`. Without that, the site's own code reads what the server says.
     """
-    with discreet(policy, asker.facts()):
-        hold_open(policy)
+    with hide_errors(policy, asker.facts()):
+        refuse_if_paused(policy)
         replaces = settle is not None
         policy.approve(asker.recipe, run_config, replaces)
         own = policy.pinned.get(asker.recipe, {})  # what is not said is as agreed on
         settings = settle() if settle else {**own, **dict(assignments(run_config))}
         policy.hold(asker.recipe, settings, replaces)
-    return replace(asker, repeatable=bool(repeatable_in(settings)))
+    return replace(asker, repeatable=bool(repeatable_settings(settings)))
 
 
 @contextlib.contextmanager
-def discreet(policy: Policy, about: Facts) -> Iterator[None]:
+def hide_errors(policy: Policy, about: Facts) -> Iterator[None]:
     """Write down what goes wrong; the server learns of a rule or of a kind of error, never an error's text."""
     try:
         yield
@@ -90,18 +90,18 @@ def discreet(policy: Policy, about: Facts) -> Iterator[None]:
 
 def write_event(policy: Policy, event: str, **facts: Any) -> None:
     """Write an event to the site's trail."""
-    enter(policy.audit, event, **facts)
+    append_event(policy.audit, event, **facts)
 
 
 @dataclass(frozen=True)
-class Held:
+class SampleCounts:
     """How many samples a site holds to train on, and to judge by; None if that cannot be known without using them."""
 
     train: int | None = None
     test: int | None = None
 
     @classmethod
-    def of(cls, data: Any) -> "Held":
+    def of(cls, data: Any) -> "SampleCounts":
         """Counted in a site's data."""
         if isinstance(data, cls):
             return data
@@ -109,21 +109,21 @@ class Held:
             counted = [part for part in data if not isinstance(part, tuple | dict)]  # several inputs are no rows
             sizes = {len(part) for part in counted if hasattr(part, "__len__")}
             return cls(sizes.pop() if len(sizes) == 1 else None)
-        return cls(count(getattr(data, "train", data)), count(getattr(data, "test", None)))
+        return cls(count_samples(getattr(data, "train", data)), count_samples(getattr(data, "test", None)))
 
     def used_by(self, do: str) -> int | None:
         """How many of them a request may use at most."""
         return self.test if do in ("evaluate", "take") else self.train
 
 
-def count(samples: Any) -> int | None:
+def count_samples(samples: Any) -> int | None:
     """How many samples there are, if they can be counted: rows in batches, or of a table."""
     countable = hasattr(samples, "__len__") and (hasattr(samples, "batch") or hasattr(samples, "columns"))
     return len(samples) if countable else None
 
 
 @dataclass(frozen=True)
-class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, policy)
+class PolicyHandler:  # it reads as what it does: guarded(handler, policy)
     """A handler under a policy: `(request, site) -> reply`, or `Refused` with the rule.
 
     >>> import numpy as np
@@ -131,7 +131,7 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
     >>> def answer(request, site):
     ...     return Reply({"w": np.zeros(1)}, metrics={"loss": 0.5, "patients": 3.0}, n=40)
     >>> policy = Policy(asked=Asked(requests=("train",)), reply=Leaving(arrays=("w",), metrics=("loss",)))
-    >>> guarded(answer, policy)(Request("train", {"w": np.zeros(1)}, {"round": 1}), Site("ana", list(range(40))))
+    >>> PolicyHandler(answer, policy)(Request("train", {"w": np.zeros(1)}, {"round": 1}), Site("ana", list(range(40))))
     Traceback (most recent call last):
         ...
     mutirao.errors.Refused: reply.metrics: one of the metrics of the reply may not leave
@@ -139,7 +139,7 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
 
     handler: AnyHandler
     policy: Policy
-    asker: Asker = field(default_factory=Asker)
+    asker: Requester = field(default_factory=Requester)
     secure: Secure = NoSecureAggregation()  # what is judged in the clear leaves as this makes it
     compress: Compression = NoCompression()  # and then as this does
 
@@ -150,25 +150,25 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
         came = {"bytes": nbytes(request.arrays) + nbytes(request.extras), "model": digest(request.arrays)}
         if request.extras:
             came["extras"] = sorted(name[:80] for name in request.extras)
-        if told := told_in(request):
+        if told := hyperparameters_in(request):
             came["told"] = [f"{k}={str(v)[:40]}" for k, v in sorted(told.items())]
         write_event(self.policy, "asked", **came, **about)
-        with discreet(self.policy, about):
-            hold_open(self.policy)
+        with hide_errors(self.policy, about):
+            refuse_if_paused(self.policy)
             spent = site.state.get(RELEASES)
             leaving = self.compress.at_client(self.secure.at_client(self.judge))(request, site)
-            return self.let_go(leaving, difference(spent, site.state.get(RELEASES)), about)
+            return self.let_go(leaving, new_releases(spent, site.state.get(RELEASES)), about)
 
     def judge(self, request: Request, site: Site) -> Reply:
         """What the handler does, if it may be asked, as far as it may leave."""
         held, spent = self.before(request, site), site.state.get(RELEASES)
         reply = self.handler(request, site)
-        by_handler = difference(spent, site.state.get(RELEASES))
+        by_handler = new_releases(spent, site.state.get(RELEASES))
         return self.after(request, reply, held, noised=len(by_handler) > 0)
 
-    def before(self, request: Request, site: Site) -> Held:
+    def before(self, request: Request, site: Site) -> SampleCounts:
         """Refuse what may not be asked, without doing it; how many samples are here, if that can be known."""
-        asked, held = self.policy.asked, Held.of(site.data)
+        asked, held = self.policy.asked, SampleCounts.of(site.data)
         if request.do not in asked.requests:
             right = f"; without it this site takes no part: add {AGREE!r} to requests" if request.do == AGREE else ""
             raise Refused("asked.requests", f"{str(request.do)[:40]!r} may not be asked here{right}")
@@ -176,12 +176,12 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
             if not is_allowed(name, asked.extras):
                 raise Refused("asked.extras", "one of the extras of the request may not come in", name[:80])
         pins = self.policy.pinned.get(self.asker.recipe, {})
-        hold_model(pins, request.do, request.arrays)
-        told = told_in(request)
+        check_model(pins, request.do, request.arrays)
+        told = hyperparameters_in(request)
         for name in BY_METHODS:
             if name in told and not is_allowed(f"{name}={told[name]}", asked.told):
                 raise Refused("asked.told", f"{name}={str(told[name])[:40]} may not be told here")
-        hold_pins({k: v for k, v in {**pins, **self.policy.settings}.items() if k in told}, told)
+        check_pins({k: v for k, v in {**pins, **self.policy.settings}.items() if k in told}, told)
         if held.train is not None and held.train < asked.min_samples:
             raise Refused("asked.min_samples", f"fewer than {asked.min_samples} samples are here")
         probed = request.config.get("probe_samples", PROBE_SAMPLES)
@@ -192,14 +192,14 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
             raise Refused("asked.min_samples", f"a probe uses {asked.probe_samples} samples, fewer than the least")
         return held
 
-    def after(self, request: Request, reply: Reply, held: Held, noised: bool = False) -> Reply:
+    def after(self, request: Request, reply: Reply, held: SampleCounts, noised: bool = False) -> Reply:
         """The reply as it may leave; Refused if it may not. `noised`: by the handler, which has counted it."""
         rules = self.policy.reply
         if not isinstance(reply, Reply):
             raise Refused("reply", "the handler gave no Reply")
         if request.do == AGREE:
             return self.bare(reply)
-        self.count(request.do, reply, held, noised)
+        self.count_samples(request.do, reply, held, noised)
         for name in sorted(reply.arrays):
             if not is_allowed(name, rules.arrays):
                 raise Refused("reply.arrays", "an array of the reply may not leave", name[:80])
@@ -222,7 +222,7 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
         extras = {k: v for k, v in reply.extras.items() if is_allowed(k, self.policy.reply.extras)}
         return Reply({}, {} if keeps_account else extras, {}, 1)
 
-    def count(self, do: str, reply: Reply, held: Held, noised: bool) -> None:
+    def count_samples(self, do: str, reply: Reply, held: SampleCounts, noised: bool) -> None:
         """Refuse a reply made from too few samples, or from all but too few, of whom a difference would tell."""
         least, here = self.policy.asked.min_samples, held.used_by(do)
         if noised and here is not None and reply.n == 1:
@@ -256,7 +256,7 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
 
     def let_go(self, reply: Reply, by_handler: Releases, about: Facts) -> Reply:
         """Enter what the reply costs into the ledger, then into the trail; only then it may leave."""
-        hold_open(self.policy)  # it may have been paused while this was made
+        refuse_if_paused(self.policy)  # it may have been paused while this was made
         cover, spent = self.policy.privacy, None
         if (cover.budget or cover.run_budget) and about["do"] not in WITHOUT_DATA:
             own = add_releases(None, cover.noise / 2, 1.0, 1) if cover.noise and reply.arrays else NOTHING
@@ -264,7 +264,7 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
             releases = own if len(own) else known
             if not len(releases):
                 raise Refused("privacy.budget", UNCOUNTED)
-            with alone(self.policy.ledger):
+            with exclusive(self.policy.ledger):
                 spent = Ledger(self.policy.ledger).charge(cover, self.asker.run, releases)
         gone: Facts = {"reply": reply_fingerprint(reply), "bytes": bytes_of(reply), "n": int(reply.n)}
         gone |= {kind: sorted(getattr(reply, kind)) for kind in ("arrays", "extras", "metrics")}
@@ -272,7 +272,7 @@ class guarded:  # noqa: N801  # it reads as what it does: guarded(handler, polic
         return reply
 
 
-def told_in(request: Request) -> dict[str, Scalar]:
+def hyperparameters_in(request: Request) -> dict[str, Scalar]:
     """What a request tells to train by."""
     return {name: request.config[name] for name in HYPERPARAMETERS if name in request.config}
 

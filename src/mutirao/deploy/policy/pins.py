@@ -44,7 +44,7 @@ def settings_of(recipe: str, sets: Iterable[tuple[str, Any]] = ()) -> dict[str, 
     return dict(flatten(tomllib.loads(dump(recipe, resolve(find(recipe).config, {}, sets)))))
 
 
-def held_settings(recipe: str, sets: Iterable[tuple[str, Any]]) -> dict[str, Scalar]:
+def settings_at_site(recipe: str, sets: Iterable[tuple[str, Any]]) -> dict[str, Scalar]:
     """The same with what earlier versions had as settings, which policies may still pin, at the constants of now."""
     chosen = list(sets)
     return {**constants_of(resolve(find(recipe).config, {}, chosen)), **settings_of(recipe, chosen)}
@@ -83,7 +83,7 @@ def pin_lines(recipe: str, sets: tuple[tuple[str, Any], ...] = ()) -> str:
     return "\n".join([f"[pinned.{name}]", model, *toml_lines(pinned)])
 
 
-def hold_pins(pins: Mapping[str, Scalar], settings: Mapping[str, Scalar]) -> None:
+def check_pins(pins: Mapping[str, Scalar], settings: Mapping[str, Scalar]) -> None:
     """Refused if a setting is not what it is pinned to; the model is looked at when it comes."""
     for key, wanted in pins.items():
         if key == ARCHITECTURE:
@@ -94,7 +94,7 @@ def hold_pins(pins: Mapping[str, Scalar], settings: Mapping[str, Scalar]) -> Non
             raise Refused(f"pinned.{key}", f"{key} {said} in this run, and {wanted!r} is agreed on here")
 
 
-def hold_model(pins: Mapping[str, Scalar], do: str, arrays: Arrays) -> None:
+def check_model(pins: Mapping[str, Scalar], do: str, arrays: Arrays) -> None:
     """Refused if the model of a request has other arrays than agreed on."""
     wanted = pins.get(ARCHITECTURE)
     if wanted is not None and (arrays or do == "train") and architecture_of(arrays) != wanted:

@@ -12,7 +12,7 @@ from mutirao.errors import ConfigError
 from mutirao.experiments.disclosure import Disclosure
 from mutirao.experiments.task import Recipe, find
 
-UNSAID = "a figure of that name, over the samples used"
+OTHER_METRIC = "a figure of that name, over the samples used"
 LEAST = 10  # samples, of those trained on as of those kept back: a fifth of a small site's are not many
 REQUESTS = {
     "train": "an update of the model, made with this site's data",
@@ -26,13 +26,13 @@ REQUESTS = {
     "fit": "how a model does that is fitted to this site's data and stays here; the metrics below leave",
     "take": "a model of its group that is kept here, if it comes late; the metrics below leave",
 }
-COMES = {
+REQUEST_EXTRAS = {
     "schema": "columns, scales and categories that all agree on",
     "scale": "means and deviations of features that all standardise by, and the highest grade",
     "rows": "which items a round is about, the same for all",
     "control": "SCAFFOLD's control variate: how all clients together drift, in one vector",
 }
-TELLS = {
+HYPERPARAMETERS = {
     "mu": "how strongly steps are pulled back towards the model that was sent",
     "correct": "how steps are corrected; what that takes is kept here",
 }
@@ -66,7 +66,7 @@ METRICS = {
 }
 
 
-def fitting_policy(recipes: Sequence[str] = (), sets: Sequence[tuple[str, Any]] = ()) -> str:
+def policy_for(recipes: Sequence[str] = (), sets: Sequence[tuple[str, Any]] = ()) -> str:
     """A policy under which these recipes run as they are installed, with these settings; without any, nothing may.
 
     Where what a recipe needs cannot be found out here, the policy says why, and lets nothing leave.
@@ -80,27 +80,31 @@ def fitting_policy(recipes: Sequence[str] = (), sets: Sequence[tuple[str, Any]] 
             needed |= find(name).disclosure(*prepared(name, tuple(sets)))
         except Exception as error:  # the data or weights of a site may come later, and reading them may raise anything
             unknown.append(f"what {name} needs is not known yet: {failure_of(error).reason[:160]}")
-    return fill(text, needed, unknown) if needed != Disclosure() else text + "".join(f"# {why}\n" for why in unknown)
+    return (
+        fill_template(text, needed, unknown)
+        if needed != Disclosure()
+        else text + "".join(f"# {why}\n" for why in unknown)
+    )
 
 
-def fill(text: str, needed: Disclosure, unknown: Sequence[str] = ()) -> str:
+def fill_template(text: str, needed: Disclosure, unknown: Sequence[str] = ()) -> str:
     """The template with what is needed in its empty lists."""
     asked, _, reply = text.partition("\n[reply]\n")
-    told = {line: TELLS[line.partition("=")[0]] for line in needed.told}
+    told = {line: HYPERPARAMETERS[line.partition("=")[0]] for line in needed.told}
     for name, found, words in (
         ("requests", needed.requests, REQUESTS),
-        ("extras", needed.comes, COMES),
+        ("extras", needed.comes, REQUEST_EXTRAS),
         ("told", needed.told, told),
     ):
-        asked = put(asked, name, found, words)
-    reply = put(reply, "arrays", ("*",), {"*": "the whole of the trained model, as an update"})
+        asked = fill_list(asked, name, found, words)
+    reply = fill_list(reply, "arrays", ("*",), {"*": "the whole of the trained model, as an update"})
     for name, found, words in (("extras", needed.extras, EXTRAS), ("metrics", needed.metrics, METRICS)):
-        reply = put(reply, name, found, words)
+        reply = fill_list(reply, name, found, words)
     notes = "".join(f"# {why}\n" for why in unknown)
-    return change(f"{asked}\n[reply]\n{reply}", min_samples=LEAST) + notes
+    return set_numbers(f"{asked}\n[reply]\n{reply}", min_samples=LEAST) + notes
 
 
-def put(text: str, key: str, names: Sequence[str], words: Mapping[str, str], else_: str = UNSAID) -> str:
+def fill_list(text: str, key: str, names: Sequence[str], words: Mapping[str, str], else_: str = OTHER_METRIC) -> str:
     """A list in place of an empty one, a line a name, each with what it means."""
     if not names:
         return text
@@ -111,7 +115,7 @@ def put(text: str, key: str, names: Sequence[str], words: Mapping[str, str], els
     return text.replace(f"\n{key} = []\n", f"\n{filled}\n", 1)
 
 
-def change(text: str, **numbers: int) -> str:
+def set_numbers(text: str, **numbers: int) -> str:
     """A policy's text with other numbers."""
     for key, value in numbers.items():
         text, found = re.subn(rf"(?m)^{key} = \d+$", f"{key} = {value}", text)
@@ -120,6 +124,6 @@ def change(text: str, **numbers: int) -> str:
     return text
 
 
-def leaves_something(text: str) -> bool:
+def allows_anything(text: str) -> bool:
     """Whether a template was filled."""
     return "\nrequests = []\n" not in text

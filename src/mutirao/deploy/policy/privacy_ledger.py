@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mutirao.deploy.policy.rules import Cover
+from mutirao.deploy.policy.rules import PrivacyRules
 from mutirao.errors import Damaged, Refused
 from mutirao.io import write_whole
 from mutirao.privacy.accounting import NOTHING, Releases, add_releases, epsilon, join_releases
@@ -37,7 +37,7 @@ class Ledger:
         """The releases of all runs."""
         return functools.reduce(join_releases, self.runs.values(), NOTHING)
 
-    def charge(self, cover: Cover, run: str, releases: Releases) -> float:
+    def charge(self, cover: PrivacyRules, run: str, releases: Releases) -> float:
         """Enter releases of a run and write the file; Refused, and nothing written, if a budget does not allow them."""
         mine = join_releases(self.runs.get(run, NOTHING), releases)
         everything = join_releases(self.total(), releases)
@@ -55,7 +55,7 @@ class Ledger:
         return spent
 
 
-def cost(table: Releases, cover: Cover) -> float:
+def cost(table: Releases, cover: PrivacyRules) -> float:
     """The epsilon of these releases; infinite if one has no noise, or so little that it cannot be worked out."""
     if not np.all(table[:, 0] > 0):
         return math.inf
@@ -71,7 +71,7 @@ def without_noise(table: Releases) -> Releases:
     return functools.reduce(lambda out, row: add_releases(out, 0.0, row[1], int(row[2])), table.tolist(), NOTHING)
 
 
-def difference(before: Releases | None, after: Releases | None) -> Releases:
+def new_releases(before: Releases | None, after: Releases | None) -> Releases:
     """What a request added to a table of releases."""
     table = NOTHING
     old = {(n, r): t for n, r, t in (NOTHING if before is None else before).tolist()}
@@ -82,21 +82,21 @@ def difference(before: Releases | None, after: Releases | None) -> Releases:
 
 
 @contextlib.contextmanager
-def alone(path: Path) -> Iterator[None]:
+def exclusive(path: Path) -> Iterator[None]:
     """Hold a lock beside `path`: a site may answer two requests in two processes, but decides one after the other."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(path.with_name(f".{path.name}.lock")):
+    with file_lock(path.with_name(f".{path.name}.lock")):
         yield
 
 
-def enter(trail: Path, event: str, **facts: Any) -> None:
+def append_event(trail: Path, event: str, **facts: Any) -> None:
     """Write an event to an audit trail to which other processes write, too."""
-    with alone(trail):
+    with exclusive(trail):
         Audit(trail).append(event, **facts)
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
+def file_lock(path: Path) -> Iterator[None]:
     """Hold the lock in this file, which is made if it is not there."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:

@@ -12,13 +12,13 @@ from typing import Any
 from mutirao.config import coerce, nearest, parse_assignment, read_toml
 from mutirao.core.fleet import Scalar
 from mutirao.deploy.policy.content_hash import content_hash
-from mutirao.deploy.policy.pins import ARCHITECTURE, hold_pins, pin_lines
+from mutirao.deploy.policy.pins import ARCHITECTURE, check_pins, pin_lines
 from mutirao.errors import ConfigError, Refused
 from mutirao.privacy.accounting import Accountant
 from mutirao.selection import PROBE_SAMPLES
 
 NOT_SETTINGS = {"recipe", "set", "out", "resume", "timeout"}  # keys of a run configuration that set nothing in a recipe
-SUSPICIOUS = (":", "/", "\\", "~")  # text that may name code or files
+PATH_MARKS = (":", "/", "\\", "~")  # text that may name code or files
 REPEATABLE = "repeatable"  # the setting of a part that draws its noise from the run's seed, which the server knows
 PREDICTABLE = "noise from the run's seed can be taken off again by whoever knows the seed; only the site may allow it"
 PAUSED = "paused"  # a file beside the policy: the site's pause switch
@@ -26,10 +26,10 @@ SPENT = ("epsilon", "epsilon_next")  # metrics that tell of the account of priva
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestRules:
     """What may be asked of the site.
 
-    >>> Asked(requests=("train", "evaluate"), min_samples=20).min_samples
+    >>> RequestRules(requests=("train", "evaluate"), min_samples=20).min_samples
     20
     """
 
@@ -42,10 +42,10 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Leaving:
+class ReplyRules:
     """What may leave the site; names may hold `*`.
 
-    >>> Leaving(arrays=("*",), metrics=("loss",)).metrics
+    >>> ReplyRules(arrays=("*",), metrics=("loss",)).metrics
     ('loss',)
     """
 
@@ -59,7 +59,7 @@ class Leaving:
 
 
 @dataclass(frozen=True)
-class Cover:
+class PrivacyRules:
     """Clipping and noise the site adds by itself, and how much privacy it is willing to spend."""
 
     clip: float = 0.0
@@ -76,7 +76,7 @@ class Policy:
 
     `pinned` are, by recipe, settings that must be as they are there, and the model's architecture.
 
-    >>> policy = Policy(asked=Asked(requests=("train",)))
+    >>> policy = Policy(asked=RequestRules(requests=("train",)))
     >>> policy.approve("quickstart", {})
     Traceback (most recent call last):
         ...
@@ -86,9 +86,9 @@ class Policy:
     recipes: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Scalar] = field(default_factory=dict)
     pinned: Mapping[str, Mapping[str, Scalar]] = field(default_factory=dict)
-    asked: Asked = field(default_factory=Asked)
-    reply: Leaving = field(default_factory=Leaving)
-    privacy: Cover = field(default_factory=Cover)
+    asked: RequestRules = field(default_factory=RequestRules)
+    reply: ReplyRules = field(default_factory=ReplyRules)
+    privacy: PrivacyRules = field(default_factory=PrivacyRules)
     audit: Path = Path("audit.jsonl")
     ledger: Path = Path("ledger.json")
     paused: Path = Path(PAUSED)  # while this file is there, nothing is answered
@@ -112,7 +112,7 @@ class Policy:
             if replaces and key in self.settings:
                 continue
             agreed = value in self.asked.names or value == self.pinned.get(recipe, {}).get(key)  # the site's own words
-            if isinstance(value, str) and is_suspicious(value) and not agreed:
+            if isinstance(value, str) and may_name_code(value) and not agreed:
                 raise Refused("asked.names", f"{key}={value!r} may name code or files; the server may not choose those")
             if REPEATABLE in key.lower() and value is not False:
                 raise Refused(f"settings.{key}", PREDICTABLE)
@@ -120,10 +120,10 @@ class Policy:
     def hold(self, recipe: str, settings: Mapping[str, Scalar], replaces: bool = True) -> None:
         """Refused if a setting, as it would be used, makes noise predictable or is not what it is pinned to."""
         instead = self.settings if replaces else {}
-        for key in repeatable_in(settings):
+        for key in repeatable_settings(settings):
             if instead.get(key) is not True:  # only the site itself may say so
                 raise Refused(f"settings.{key}", PREDICTABLE)
-        hold_pins({k: v for k, v in self.pinned.get(recipe, {}).items() if k not in instead}, settings)
+        check_pins({k: v for k, v in self.pinned.get(recipe, {}).items() if k not in instead}, settings)
 
     def fault_of(self, recipe: str) -> str:
         """Why a recipe, as it is installed, may not run here; empty if it may."""
@@ -137,7 +137,7 @@ class Policy:
         return "" if same else f"{recipe!r} is installed with other content than allowed: {found[:19]}..."
 
 
-def repeatable_in(settings: Mapping[str, Scalar]) -> list[str]:
+def repeatable_settings(settings: Mapping[str, Scalar]) -> list[str]:
     """The settings by which noise is drawn from the run's seed."""
     return [k for k, v in settings.items() if k.lower().endswith(REPEATABLE) and v is not False]
 
@@ -152,9 +152,9 @@ def assignments(run_config: Mapping[str, Scalar]) -> list[tuple[str, Any]]:
     return [*plain, *more]
 
 
-def is_suspicious(value: str) -> bool:
+def may_name_code(value: str) -> bool:
     """Whether a text may name code or files."""
-    return any(mark in value for mark in SUSPICIOUS)
+    return any(mark in value for mark in PATH_MARKS)
 
 
 def is_allowed(name: str, patterns: Iterable[str]) -> bool:
@@ -164,7 +164,10 @@ def is_allowed(name: str, patterns: Iterable[str]) -> bool:
 
 def load_policy(path: Path) -> Policy:
     """The policy in a file; ConfigError names a key that is unknown or wrong. Its records lie beside it."""
-    table, kinds = read_toml(path), {"asked": Asked, "reply": Leaving, "privacy": Cover, "records": Records}
+    table, kinds = (
+        read_toml(path),
+        {"asked": RequestRules, "reply": ReplyRules, "privacy": PrivacyRules, "records": RecordPaths},
+    )
     known = {"recipes", "settings", "pinned", *kinds}
     for key in table:
         if key not in known:
@@ -174,7 +177,7 @@ def load_policy(path: Path) -> Policy:
     recipes = {k: coerce(f"{path}: recipes.{k}", v, str) for k, v in table.get("recipes", {}).items()}
     settings = flat_settings(path, "settings", table.get("settings", {}))
     pinned = read_pins(path, table.get("pinned", {}))
-    parts = {name: section(path, name, table.get(name, {}), kind) for name, kind in kinds.items()}
+    parts = {name: read_section(path, name, table.get(name, {}), kind) for name, kind in kinds.items()}
     parts |= {k: path.parent / Path(file).expanduser() for k, file in vars(parts.pop("records")).items()}
     try:
         return Policy(recipes, settings, pinned, **parts, paused=path.parent / PAUSED)
@@ -183,14 +186,14 @@ def load_policy(path: Path) -> Policy:
 
 
 @dataclass(frozen=True)
-class Records:
+class RecordPaths:
     """Where the site writes down what happened; a relative path is beside the policy."""
 
     audit: str = "audit.jsonl"
     ledger: str = "ledger.json"
 
 
-def section(path: Path, name: str, table: Mapping[str, Any], kind: type[Any]) -> Any:
+def read_section(path: Path, name: str, table: Mapping[str, Any], kind: type[Any]) -> Any:
     """A table of the file as the dataclass that describes it."""
     known = {f.name: f for f in fields(kind)}
     values: dict[str, Any] = {}

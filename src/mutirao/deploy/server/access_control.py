@@ -22,13 +22,13 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-FOR_SITES = "/v1/fleet/"
-ABOUT = "/mutirao"
+FLEET_PATH = "/v1/fleet/"
+INFO_PATH = "/mutirao"
 KEY_HEADER = "x-mutirao-key"
 SECRET_HEADER = "x-mutirao-secret"
 
 
-class Door:
+class AccessControl:
     """Around an ASGI application: without the secret only the sites' paths, `/health` and `/mutirao` can be reached."""
 
     def __init__(self, app: App, secret: str, node_of: Callable[[bytes], int | None]) -> None:
@@ -39,12 +39,12 @@ class Door:
         if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
         path, inside = str(scope.get("path", "")), self.is_inside(scope)
-        if scope["type"] == "http" and path == ABOUT:
-            return await answer(send, 200, self.about(scope, inside))
-        if not (inside or (scope["type"] == "http" and (path.startswith(FOR_SITES) or path == "/health"))):
+        if scope["type"] == "http" and path == INFO_PATH:
+            return await send_json(send, 200, self.about(scope, inside))
+        if not (inside or (scope["type"] == "http" and (path.startswith(FLEET_PATH) or path == "/health"))):
             if scope["type"] != "http":
                 return await send({"type": "websocket.close", "code": 1008})
-            return await answer(send, 403, {"error": "this part of the server asks for the server's secret"})
+            return await send_json(send, 403, {"error": "this part of the server asks for the server's secret"})
         headers = [(name, value) for name, value in scope.get("headers", []) if name != SECRET_HEADER.encode()]
         return await self.app({**scope, "headers": headers}, receive, send)
 
@@ -68,7 +68,7 @@ class Door:
         return facts
 
 
-async def answer(send: Send, status: int, content: dict[str, Any]) -> None:
+async def send_json(send: Send, status: int, content: dict[str, Any]) -> None:
     """Send JSON."""
     body = json.dumps(content).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from mutirao.config import coerce, read_toml
-from mutirao.deploy.keys import client_in, key_fingerprint, public_key_pem
-from mutirao.deploy.layout import Server, server_in
-from mutirao.deploy.policy.privacy_ledger import enter
-from mutirao.deploy.server.control_calls import node_number, register, unregister
+from mutirao.deploy.keys import client_of_key, key_fingerprint, public_key_pem
+from mutirao.deploy.layout import Server, load_server
+from mutirao.deploy.policy.privacy_ledger import append_event
+from mutirao.deploy.server.control_calls import node_id_in, register, unregister
 from mutirao.errors import ConfigError, MutiraoError
 
 SAMPLES = "samples.toml"  # of a line a client, such as: recife = 4000
@@ -14,25 +14,31 @@ SAMPLES = "samples.toml"  # of a line a client, such as: recife = 4000
 
 def admit(folder: Path, public_key: Path) -> None:
     """Tell the running SuperLink to let in whoever holds the private key to this; again does no harm."""
-    server = server_in(folder)
+    server = load_server(folder)
     if is_admitted(server, public_key):
         return
     try:
         register(server, public_key_pem(public_key))
     except OSError as error:
         raise MutiraoError(f"{public_key} was not admitted: {error}") from error
-    enter(server.trail, "admitted", site=public_key.stem, client=client_in(public_key), key=key_fingerprint(public_key))
+    append_event(
+        server.trail,
+        "admitted",
+        site=public_key.stem,
+        client=client_of_key(public_key),
+        key=key_fingerprint(public_key),
+    )
 
 
 def is_admitted(server: Server, public_key: Path) -> bool:
     """Whether the running SuperLink knows this key."""
-    return node_of(server, public_key) is not None
+    return node_id_of(server, public_key) is not None
 
 
-def node_of(server: Server, public_key: Path) -> int | None:
+def node_id_of(server: Server, public_key: Path) -> int | None:
     """Flower's number of the site that has this key; None if it was not admitted."""
     try:
-        return node_number(server, public_key_pem(public_key))
+        return node_id_in(server, public_key_pem(public_key))
     except (OSError, ValueError) as error:
         raise MutiraoError(
             f"the SuperLink does not answer at {server.here}; start it with: mutirao site up {server.folder}"
@@ -41,10 +47,10 @@ def node_of(server: Server, public_key: Path) -> int | None:
 
 def is_entitled(folder: Path, client: str, node: int) -> bool:
     """Whether the site that was admitted as this client is the one that Flower has given this number."""
-    server = server_in(folder)
-    held = [key for key in server.sites.glob("*.pub") if client_in(key) == client]
+    server = load_server(folder)
+    held = [key for key in server.sites.glob("*.pub") if client_of_key(key) == client]
     try:
-        return any(node_of(server, key) == node for key in held)
+        return any(node_id_of(server, key) == node for key in held)
     except MutiraoError:  # the SuperLink is away for a moment; whoever asks will ask again
         return False
 
@@ -58,14 +64,14 @@ def admitted_samples(folder: Path) -> dict[str, int]:
 
 def dismiss(folder: Path, name: str) -> None:
     """Shut a site out: its key is good no more, and is kept as `NAME.pub.dismissed`."""
-    server = server_in(folder)
+    server = load_server(folder)
     key = server.key_of(name)
     if not key.exists():
         raise ConfigError(f"{key} is not there; the sites are in {server.sites}")
-    if (node := node_of(server, key)) is not None:
+    if (node := node_id_of(server, key)) is not None:
         try:
             unregister(server, node)
         except OSError as error:
             raise MutiraoError(f"{name} was not dismissed: {error}") from error
-    enter(server.trail, "dismissed", site=name, client=client_in(key), key=key_fingerprint(key))
+    append_event(server.trail, "dismissed", site=name, client=client_of_key(key), key=key_fingerprint(key))
     key.replace(key.with_name(f"{name}.pub.dismissed"))

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mutirao.deploy.keys import pem_fingerprint, secret_in
+from mutirao.deploy.keys import pem_fingerprint, read_secret
 from mutirao.deploy.layout import Server
-from mutirao.deploy.server.access_control import ABOUT, KEY_HEADER, SECRET_HEADER
+from mutirao.deploy.server.access_control import INFO_PATH, KEY_HEADER, SECRET_HEADER
 from mutirao.errors import MutiraoError
 
-MOST = 2**24  # bytes of an answer that are read: the entries of some ten thousand sites
+MAX_BYTES = 2**24  # bytes of an answer that are read: the entries of some ten thousand sites
 
 
-def about(
+def server_info(
     address: str,
     ca: Path,
     public_key: bytes | None = None,
@@ -31,7 +31,7 @@ def about(
     headers = {KEY_HEADER: base64.b64encode(public_key).decode()} if public_key is not None else {}
     if secret:
         headers[SECRET_HEADER] = secret
-    request = urllib.request.Request(f"https://{address}{ABOUT}", headers=headers)
+    request = urllib.request.Request(f"https://{address}{INFO_PATH}", headers=headers)
     try:
         content = json.loads(fetch(request, ca, seconds, direct))
     except RecursionError:
@@ -41,11 +41,13 @@ def about(
     return content
 
 
-def node_number(server: Server, public_key: bytes) -> int | None:
+def node_id_in(server: Server, public_key: bytes) -> int | None:
     """Flower's number of the site that has this key, as the server on this machine tells; None if it has none."""
-    facts = about(server.here, server.ca, public_key, direct=True, secret=secret_in(server.secret))
+    facts = server_info(server.here, server.ca, public_key, direct=True, secret=read_secret(server.secret))
     if "node" not in facts:
-        raise MutiraoError(f"the SuperLink was started with another secret than {server.secret}; {again(server)}")
+        raise MutiraoError(
+            f"the SuperLink was started with another secret than {server.secret}; {restart_command(server)}"
+        )
     return int(facts["node"]) if facts["node"] is not None else None
 
 
@@ -53,51 +55,51 @@ def register(server: Server, public_key: bytes) -> None:
     """Let in whoever holds the private half of this key: `flwr supernode register`, in a tenth of its time."""
     from flwr.proto.control_pb2 import RegisterNodeRequest
 
-    control(server, "register-node", RegisterNodeRequest(public_key=public_key).SerializeToString())
+    control_call(server, "register-node", RegisterNodeRequest(public_key=public_key).SerializeToString())
 
 
 def unregister(server: Server, node: int) -> None:
     """Let a site in no more: `flwr supernode unregister`."""
     from flwr.proto.control_pb2 import UnregisterNodeRequest
 
-    control(server, "unregister-node", UnregisterNodeRequest(node_id=node).SerializeToString())
+    control_call(server, "unregister-node", UnregisterNodeRequest(node_id=node).SerializeToString())
 
 
 @dataclass(frozen=True)
-class Link:
+class SiteConnection:
     """What the SuperLink knows of an admitted site: whether it is there, and since when it is or is not (UTC)."""
 
     online: bool = False
     since: str = ""
 
 
-def links(server: Server) -> dict[str, Link]:
+def site_connections(server: Server) -> dict[str, SiteConnection]:
     """The admitted sites by the fingerprint of their keys: `flwr supernode list`. OSError or ValueError if it fails."""
     from flwr.proto.control_pb2 import ListNodesRequest, ListNodesResponse
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     try:
-        told = ListNodesResponse.FromString(control(server, "list-nodes", ListNodesRequest().SerializeToString()))
+        told = ListNodesResponse.FromString(control_call(server, "list-nodes", ListNodesRequest().SerializeToString()))
     except DecodeError as error:
         raise ValueError(f"the list of sites cannot be read: {error}") from error
-    found: dict[str, Link] = {}
+    found: dict[str, SiteConnection] = {}
     for node in told.nodes_info:
         online = node.status == "online"
         if node.status != "unregistered":  # a key that was dismissed and admitted again has two entries
             since = node.last_activated_at if online else node.last_deactivated_at
-            found[pem_fingerprint(node.public_key)] = Link(online, since)
+            found[pem_fingerprint(node.public_key)] = SiteConnection(online, since)
     return found
 
 
-def control(server: Server, call: str, content: bytes) -> bytes:
+def control_call(server: Server, call: str, content: bytes) -> bytes:
     """Call Flower's Control interface of the SuperLink on this machine, in Flower's own format."""
     headers = dict.fromkeys(("Content-Type", "Accept"), "application/protobuf")
-    headers[SECRET_HEADER] = secret_in(server.secret)
+    headers[SECRET_HEADER] = read_secret(server.secret)
     request = urllib.request.Request(f"https://{server.here}/v1/control/{call}", content, headers)
     return fetch(request, server.ca, 30.0, direct=True)
 
 
-def again(server: Server) -> str:
+def restart_command(server: Server) -> str:
     """What mends a server whose processes and folder do not know the same secret."""
     return f"start it again: mutirao site down {server.folder}, then up"
 
@@ -108,4 +110,4 @@ def fetch(request: urllib.request.Request, ca: Path, seconds: float, direct: boo
     proxies = urllib.request.ProxyHandler({} if direct else None)
     opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), proxies)
     with opener.open(request, timeout=seconds) as reply:
-        return bytes(reply.read(MOST))
+        return bytes(reply.read(MAX_BYTES))

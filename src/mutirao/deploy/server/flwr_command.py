@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.deploy import flower_patches
-from mutirao.deploy.keys import secret_in
-from mutirao.deploy.layout import MARK, Server, bracket, server_in
+from mutirao.deploy.keys import read_secret
+from mutirao.deploy.layout import FOLDER_VARIABLE, Server, bracket, load_server
 from mutirao.deploy.server.access_control import SECRET_HEADER
 from mutirao.errors import ConfigError
 
@@ -29,12 +29,12 @@ def main() -> None:
     folder, name = Path(sys.argv[1]), sys.argv[2]
     sys.argv = [name, *sys.argv[3:]]
     try:
-        server = server_in(folder)
-        secret = secret_in(server.secret)
+        server = load_server(folder)
+        secret = read_secret(server.secret)
     except ConfigError as error:
         sys.exit(f"error: {error}")
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-    for key, value in ({"FLWR_HOME": str(server.flower_home), MARK: str(server.folder)} | quiet).items():
+    for key, value in ({"FLWR_HOME": str(server.flower_home), FOLDER_VARIABLE: str(server.folder)} | quiet).items():
         os.environ.setdefault(key, value)
     send_secret(server, secret)
     module, _, function = COMMANDS[name].partition(":")
@@ -55,7 +55,7 @@ def send_secret(server: Server, secret: str) -> None:
 
         return begin_with_secret
 
-    flower_patches.replace(flower_patches.CALL, with_secret)
+    flower_patches.patch(flower_patches.CALL, with_secret)
 
 
 if __name__ == "__main__":

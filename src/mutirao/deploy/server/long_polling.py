@@ -11,21 +11,21 @@ import signal
 from collections.abc import MutableMapping
 from typing import Any
 
-from mutirao.deploy.server.access_control import FOR_SITES, App, Receive, Scope, Send
+from mutirao.deploy.server.access_control import FLEET_PATH, App, Receive, Scope, Send
 
-Wanted = tuple[str, Any]  # a node for which there is a message, or an object
+Resource = tuple[str, Any]  # a node for which there is a message, or an object
 
-FOR_PROCESSES = "/v1/runtime/"  # of the server's own
-LONGEST = 20.0  # seconds; a SuperNode takes 30 without an answer for a failure
-MOST = 1000  # questions that are held at once
+RUNTIME_PATH = "/v1/runtime/"  # of the server's own
+MAX_WAIT = 20.0  # seconds; a SuperNode takes 30 without an answer for a failure
+MAX_PENDING = 1000  # questions that are held at once
 
 
-class Holding:
+class LongPolling:
     """Around Flower's handlers: holds questions for messages to a site, and for objects, that are not there yet."""
 
-    def __init__(self, app: App, seconds: float = LONGEST) -> None:
+    def __init__(self, app: App, seconds: float = MAX_WAIT) -> None:
         self.app, self.seconds = app, seconds
-        self.awaited: dict[Wanted, set[asyncio.Event]] = {}
+        self.awaited: dict[Resource, set[asyncio.Event]] = {}
         self.ending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -36,14 +36,14 @@ class Holding:
         side, _, call = str(scope.get("path", "")).rpartition("/")
         if request is None:
             await self.app(scope, receive, send)
-        elif (wanted := wanted_by(f"{side}/", call, request)) is not None:
+        elif (wanted := event_awaited_by(f"{side}/", call, request)) is not None:
             await self.hold(wanted, scope, receive, send)
         else:
             await self.app(scope, receive, send)
-            for brought in brought_by(f"{side}/", call, request):
+            for brought in events_of(f"{side}/", call, request):
                 self.tell(brought)
 
-    async def hold(self, wanted: Wanted, scope: Scope, receive: Receive, send: Send) -> None:
+    async def hold(self, wanted: Resource, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer at once if there is anything, else when it comes."""
         if wanted[0] == "node":
             self.tell(wanted)  # a site asks one question at a time: an older one is of a process that is gone
@@ -51,7 +51,7 @@ class Holding:
         self.awaited.setdefault(wanted, set()).add(news)  # before we look, so that nothing comes in between unseen
         try:
             answer = await self.ask(scope, receive)
-            if is_not_yet(scope) and len(self.awaited) <= MOST and await self.comes(news, receive):
+            if is_not_available_yet(scope) and len(self.awaited) <= MAX_PENDING and await self.comes(news, receive):
                 answer = await self.ask(scope, receive)
         finally:
             self.awaited[wanted].discard(news)
@@ -74,7 +74,7 @@ class Holding:
         """Wait; whether something came while whoever asked was still there to be told."""
         if self.ending:
             return False
-        coming, leaving = asyncio.ensure_future(news.wait()), asyncio.ensure_future(until_gone(receive))
+        coming, leaving = asyncio.ensure_future(news.wait()), asyncio.ensure_future(wait_for_disconnect(receive))
         try:
             await asyncio.wait([coming, leaving], timeout=self.seconds, return_when=asyncio.FIRST_COMPLETED)
             return coming.done() and not leaving.done() and not self.ending
@@ -82,7 +82,7 @@ class Holding:
             coming.cancel()
             leaving.cancel()
 
-    def tell(self, brought: Wanted) -> None:
+    def tell(self, brought: Resource) -> None:
         """Wake those who wait for it."""
         for news in self.awaited.get(brought, ()):
             news.set()
@@ -108,23 +108,23 @@ class Holding:
                 signal.signal(number, after(before))
 
 
-def wanted_by(side: str, call: str, request: Any) -> Wanted | None:
+def event_awaited_by(side: str, call: str, request: Any) -> Resource | None:
     """What a question is for, if it may be held; the server's own process asks for replies at its own pace."""
-    if call == "pull-object" and side in (FOR_SITES, FOR_PROCESSES):
+    if call == "pull-object" and side in (FLEET_PATH, RUNTIME_PATH):
         return "object", request.object_id
-    return ("node", request.node.node_id) if call == "pull-messages" and side == FOR_SITES else None
+    return ("node", request.node.node_id) if call == "pull-messages" and side == FLEET_PATH else None
 
 
-def brought_by(side: str, call: str, request: Any) -> list[Wanted]:
+def events_of(side: str, call: str, request: Any) -> list[Resource]:
     """What a request brings that others may wait for."""
-    if call == "push-object" and side in (FOR_SITES, FOR_PROCESSES):
+    if call == "push-object" and side in (FLEET_PATH, RUNTIME_PATH):
         return [("object", request.object_id)]
-    if call == "push-messages" and side == FOR_PROCESSES:
+    if call == "push-messages" and side == RUNTIME_PATH:
         return [("node", message.metadata.dst_node_id) for message in request.messages_list]
     return []
 
 
-def is_not_yet(scope: Scope) -> bool:
+def is_not_available_yet(scope: Scope) -> bool:
     """Whether Flower's answer is that there is nothing now and may be something later."""
     told = scope["state"].get("protobuf_response")
     if hasattr(told, "object_found"):
@@ -132,7 +132,7 @@ def is_not_yet(scope: Scope) -> bool:
     return hasattr(told, "messages_list") and not told.messages_list
 
 
-async def until_gone(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
     """Wait until whoever asked has hung up."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -8,6 +8,7 @@ has on record. What is not known here is refused.
 
 import asyncio
 import base64
+import datetime
 import logging
 from collections import deque
 from collections.abc import Callable, MutableMapping
@@ -15,25 +16,68 @@ from typing import Any
 
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesResponse
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, OBJECT_PUSH_SESSION_TTL_SECONDS
+from flwr.supercore.date import now
+from flwr.supercore.inflatable.inflatable_object import get_object_children_ids_from_object_content, iterate_object_tree
 from flwr.supercore.object_store import NoObjectInStoreError
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
-from flwr.supercore.state.schema.corestate_models import ObjectPushSessionRoot
+from flwr.supercore.state.schema.corestate_models import (
+    ObjectPushSession,
+    ObjectPushSessionPending,
+    ObjectPushSessionRoot,
+)
 from flwr.supercore.state.schema.linkstate_models import MessageIns, MessageRes
+from flwr.supercore.state.schema.objectstore_models import ObjectChild, StoredObject
 from flwr.supercore.utils import int64_to_uint64, uint64_to_int64
 from sqlalchemy import select
 
 from mutirao.deploy.keys import pem_fingerprint
-from mutirao.deploy.server.access_control import FOR_SITES, App, Receive, Scope, Send, answer
-from mutirao.deploy.server.uploads import is_as_announced, is_held_up
+from mutirao.deploy.server.access_control import FLEET_PATH, App, Receive, Scope, Send, send_json
+
+IDLE_LIMIT = datetime.timedelta(seconds=20)  # in which something must come of an upload that stands in another's way
+
+
+def has_announced_children(state: Any, thing: str, content: bytes) -> bool:
+    """Whether the content of an object has the parts that were announced of it."""
+    try:
+        parts = set(get_object_children_ids_from_object_content(content))
+    except (ValueError, IndexError, UnicodeError):
+        return False
+    with state.session() as session:
+        return parts == set(session.scalars(select(ObjectChild.child_id).where(ObjectChild.parent_id == thing)))
+
+
+def is_blocked(state: Any, tree: Any) -> bool:
+    """Whether uploads under way contradict this tree of objects; one of which nothing came for long is given up."""
+    with state.session() as session:
+        others = conflicting_uploads(session, tree)
+        idle_since = now() - IDLE_LIMIT + datetime.timedelta(seconds=OBJECT_PUSH_SESSION_TTL_SECONDS)
+        for upload in others:
+            found = session.get(ObjectPushSession, upload)
+            if found is not None and found.expires_at < idle_since:
+                state._cleanup_push_session(upload, cleanup_messages=True)  # as Flower does when its time is over
+        return bool(conflicting_uploads(session, tree))
+
+
+def conflicting_uploads(session: Any, tree: Any) -> set[str]:
+    """The uploads that announced other parts of an object, which has not come yet, than this tree does."""
+    told = {part.object_id: {child.object_id for child in part.children} for part in iterate_object_tree(tree)}
+    awaited = select(StoredObject.object_id).where(StoredObject.object_id.in_(told), StoredObject.is_available == 0)
+    before: dict[str, set[str]] = {thing: set() for thing in session.scalars(awaited)}
+    parts = select(ObjectChild.parent_id, ObjectChild.child_id).where(ObjectChild.parent_id.in_(before))
+    for parent, child in session.execute(parts):
+        before[parent].add(child)
+    contradicted = [thing for thing, children in before.items() if children != told[thing]]
+    pending = select(ObjectPushSessionPending.session_id).where(ObjectPushSessionPending.object_id.in_(contradicted))
+    return set(session.scalars(pending))
+
 
 log = logging.getLogger("mutirao")
 
-UPLOADS = 8  # a SuperNode sends one reply after the other
-NO_CALL = "this is no call of a site's"
+KEPT_SESSIONS = 8  # a SuperNode sends one reply after the other
+UNKNOWN_CALL = "this is no call of a site's"
 # Calls that name nobody but the sender, whom Flower has proven; its own pull looks for messages to that node alone.
-HARMLESS = {"activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages"}
+OWN_CALLS = {"activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages"}
 
 
 class Ownership:
@@ -47,19 +91,19 @@ class Ownership:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
         path = str(scope.get("path", ""))
-        if scope["type"] == "http" and path.startswith(FOR_SITES):
+        if scope["type"] == "http" and path.startswith(FLEET_PATH):
             request = scope.get("state", {}).get("protobuf_request")  # read and proven by Flower's own middleware
             if request is None or type(request) is not PROTOBUF_REQUEST_TYPES.get((scope["method"], path)):
-                return await answer(send, 403, {"error": NO_CALL})
-            call = path.removeprefix(FOR_SITES)
+                return await send_json(send, 403, {"error": UNKNOWN_CALL})
+            call = path.removeprefix(FLEET_PATH)
             if fault := await asyncio.to_thread(self.fault_in, call, request):
                 log.warning("refused: %s of the site with the key %s: %s", call, sender(scope), fault)
-                return await answer(send, 403, {"error": fault})
+                return await send_json(send, 403, {"error": fault})
             if call == "push-messages" and await asyncio.to_thread(
-                is_held_up, self.state_of(), request.message_object_trees[0]
+                is_blocked, self.state_of(), request.message_object_trees[0]
             ):
                 log.warning("held up: a reply of the site with the key %s, by what another announced", sender(scope))
-                return await answer(send, 503, {"error": "another upload stands in the way; try again"})
+                return await send_json(send, 503, {"error": "another upload stands in the way; try again"})
             if call in ("push-messages", "pull-messages"):
                 return await self.app(scope, receive, self.noting(request.node.node_id, scope, send))
         return await self.app(scope, receive, send)
@@ -74,7 +118,7 @@ class Ownership:
         async def note(message: MutableMapping[str, Any]) -> None:
             told = scope["state"].get("protobuf_response")
             if message["type"] == "http.response.start" and isinstance(told, PushMessagesResponse):
-                self.uploads.setdefault(node, deque(maxlen=UPLOADS)).append(told.session_id)
+                self.uploads.setdefault(node, deque(maxlen=KEPT_SESSIONS)).append(told.session_id)
             elif message["type"] == "http.response.start" and isinstance(told, PullMessagesResponse):
                 for tree in told.message_object_trees:
                     self.things[node] = objects_in(tree)
@@ -84,35 +128,35 @@ class Ownership:
 
     def fault_in(self, call: str, request: Any) -> str:
         """Why a site may not ask for this; empty if it may."""
-        if call in HARMLESS:
+        if call in OWN_CALLS:
             return ""
         node, state = request.node.node_id, self.state_of()
         match call:
             case "push-messages":
-                return fault_in_push(state, node, request)
+                return error_in_push(state, node, request)
             case "push-object":
                 mine = request.session_id in self.uploads.get(node, ()) or is_sending(state, node, request.session_id)
                 if not mine:
                     return "part of a message that is not its own"
-                true = is_as_announced(state, request.object_id, request.object_content)
+                true = has_announced_children(state, request.object_id, request.object_content)
                 return "" if true else "an object with other parts than announced"
             case "pull-object":
                 return "" if self.was_sent(state, node, request.object_id) else "part of no message to it"
             case "confirm-message-received":
                 return "" if sent_to(state, node, request.message_object_id) else "a message that was not sent to it"
             case "get-run" | "get-fab":
-                return "" if takes_part(state, node, request.run_id) else "a run that asked it nothing"
-        return NO_CALL
+                return "" if is_asked_by(state, node, request.run_id) else "a run that asked it nothing"
+        return UNKNOWN_CALL
 
     def was_sent(self, state: Any, node: int, thing: str) -> bool:
         """Whether an object belongs to a message to this node; what was sent once it may have again."""
         if thing in self.things.get(node, ()):
             return True
-        self.things[node] = found = things_sent_to(state, node)
+        self.things[node] = found = objects_sent_to(state, node)
         return thing in found
 
 
-def fault_in_push(state: Any, node: int, request: Any) -> str:
+def error_in_push(state: Any, node: int, request: Any) -> str:
     """Why a push is no reply of this node to a request of the server's; empty if it is one."""
     if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
         return "not one message with its objects"
@@ -148,14 +192,14 @@ def is_sending(state: Any, node: int, upload: str) -> bool:
         return session.execute(wanted).first() is not None
 
 
-def takes_part(state: Any, node: int, run: int) -> bool:
+def is_asked_by(state: Any, node: int, run: int) -> bool:
     """Whether a run has asked this node anything that it has not answered yet."""
     mine = (MessageIns.dst_node_id == uint64_to_int64(node), MessageIns.run_id == uint64_to_int64(run))
     with state.session() as session:
         return session.execute(select(MessageIns.message_id).where(*mine)).first() is not None
 
 
-def things_sent_to(state: Any, node: int) -> set[str]:
+def objects_sent_to(state: Any, node: int) -> set[str]:
     """The numbers of all objects of the messages to this node that are still there."""
     with state.session() as session:
         wanted = select(MessageIns.message_id).where(MessageIns.dst_node_id == uint64_to_int64(node))

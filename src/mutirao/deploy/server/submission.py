@@ -1,24 +1,29 @@
 """Hand a recipe to the running SuperLink: as the small Flower app that any recipe is."""
 
 import json
+import os
 import re
 import shlex
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mutirao.config import toml_lines, write_value
-from mutirao.core.fleet import Scalar
-from mutirao.deploy.layout import server_in
-from mutirao.deploy.policy.privacy_ledger import enter
-from mutirao.deploy.processes import answers, flwr
-from mutirao.errors import MutiraoError
+from mutirao.config import resolve, toml_lines, write_value
+from mutirao.core.fleet import Scalar, failure_of
+from mutirao.datasets.labelled import NAMED, is_embedded
+from mutirao.deploy.layout import load_server
+from mutirao.deploy.policy.privacy_ledger import append_event
+from mutirao.deploy.processes import is_answering, run_flwr, start_id
+from mutirao.errors import ConfigError, MutiraoError
+from mutirao.experiments.task import find
 from mutirao.io import write_whole
 from mutirao.runs.csv_tables import CsvTable
+from mutirao.runs.execute import reopen
+from mutirao.runs.run_folder import Folder
 
-ASK = 20.0  # seconds after which Flower is asked about a run that says nothing itself
+POLL_FLOWER = 20.0  # seconds after which Flower is asked about a run that says nothing itself
 SHOWN = ("round", "seconds", "replied", "failed", "loss")
 APP = {
     "pyproject.toml": """\
@@ -68,8 +73,8 @@ def submit(
 
     It goes on by itself: `out` (by default `<folder>/runs/RECIPE`) fills, and `summary.json` there is its end.
     """
-    server = server_in(folder)
-    if not answers(server):
+    server = load_server(folder)
+    if not is_answering(server):
         raise MutiraoError(
             f"the SuperLink does not answer at {server.here}; start it with: mutirao site up {server.folder}"
         )
@@ -83,12 +88,14 @@ def submit(
     with tempfile.TemporaryDirectory(prefix="mutirao-") as place:
         file = Path(place) / "run.toml"
         write_whole(file, "\n".join(toml_lines(config)) + "\n")
-        done = flwr(server, "run", str(server.folder / "app"), "here", "--run-config", str(file), "--format", "json")
+        done = run_flwr(
+            server, "run", str(server.folder / "app"), "here", "--run-config", str(file), "--format", "json"
+        )
     content: dict[str, Any] = {}
     try:
         content = json.loads(done.stdout[done.stdout.index("{") :])
         if done.returncode == 0 and content.get("run-id"):
-            enter(server.trail, "submitted", run=str(content["run-id"]), recipe=recipe, out=where, resume=resume)
+            append_event(server.trail, "submitted", run=str(content["run-id"]), recipe=recipe, out=where, resume=resume)
             return str(content["run-id"])
     except ValueError:
         pass
@@ -101,7 +108,7 @@ def run_folder(folder: Path, recipe: str, out: Path | None = None) -> Path:
     return (out or folder / "runs" / recipe.replace(":", "-").replace("/", "-")).resolve()
 
 
-class Rounds:
+class RoundPrinter:
     """The rounds of a run in a folder, a line each, as `watch` has not been told them yet."""
 
     def __init__(self, out: Path, since: float, watch: Callable[[str], None]) -> None:
@@ -109,10 +116,10 @@ class Rounds:
 
     def __call__(self, *_: Any) -> None:
         """Tell those that were made since the last call."""
-        rows = self.table.read() if newer(self.table.path, self.since) else []
+        rows = self.table.read() if is_newer(self.table.path, self.since) else []
         for row in rows[self.told :]:
             shown = {k: v for k, v in row.items() if v and (k in SHOWN or "accuracy" in k)}
-            self.watch(" ".join(f"{k}={short(v)}" for k, v in shown.items()))
+            self.watch(" ".join(f"{k}={short_number(v)}" for k, v in shown.items()))
         self.told = max(self.told, len(rows))
 
 
@@ -121,9 +128,9 @@ def follow(folder: Path, run: str, out: Path, since: float, seconds: float, watc
 
     The run folder tells all that matters; Flower is asked now and then, for a run that ends before it has one.
     """
-    tell, deadline, ask = Rounds(out, since, watch), time.monotonic() + seconds, time.monotonic() + ASK
+    tell, deadline, ask = RoundPrinter(out, since, watch), time.monotonic() + seconds, time.monotonic() + POLL_FLOWER
     while True:
-        ended = newer(out / "summary.json", since)
+        ended = is_newer(out / "summary.json", since)
         tell()
         if ended:
             return
@@ -131,13 +138,13 @@ def follow(folder: Path, run: str, out: Path, since: float, seconds: float, watc
             raise MutiraoError(f"the run failed: {reason}")
         if time.monotonic() > ask:
             status = status_of(folder, run)
-            if status.startswith("finished") and not newer(out / "summary.json", since):
+            if status.startswith("finished") and not is_newer(out / "summary.json", since):
                 if status == "finished:completed":
                     return  # there was nothing left to do
-                log = server_in(folder).logs / "superlink.log"
+                log = load_server(folder).logs / "superlink.log"
                 reason = why_failed(out / "audit.jsonl", since) or why_app_ended(folder, run)
                 raise MutiraoError(f"the run failed: {reason}" if reason else f"the run ended as {status}; see {log}")
-            ask = time.monotonic() + ASK
+            ask = time.monotonic() + POLL_FLOWER
         if time.monotonic() > deadline:
             raise MutiraoError(f"the run did not end within {seconds:g} s; see {out / 'run.log'}")
         time.sleep(0.3)
@@ -145,7 +152,7 @@ def follow(folder: Path, run: str, out: Path, since: float, seconds: float, watc
 
 def why_app_ended(folder: Path, run: str) -> str:
     """Why the server's process of a run ended, as its own log tells, which Flower keeps; empty if that says nothing."""
-    return last_error(flwr(server_in(folder), "log", run, "here", "--show").stdout)
+    return last_error(run_flwr(load_server(folder), "log", run, "here", "--show").stdout)
 
 
 def last_error(text: str) -> str:
@@ -161,14 +168,14 @@ def last_error(text: str) -> str:
 
 def status_of(folder: Path, run: str) -> str:
     """What Flower says of a run: `running`, `finished:completed`, `finished:failed`, ..."""
-    done = flwr(server_in(folder), "list", "here", "--run-id", run, "--format", "json")
+    done = run_flwr(load_server(folder), "list", "here", "--run-id", run, "--format", "json")
     try:
         return str(json.loads(done.stdout[done.stdout.index("{") :])["runs"][0]["status"])
     except (ValueError, LookupError, TypeError):
         return ""
 
 
-def newer(path: Path, since: float) -> bool:
+def is_newer(path: Path, since: float) -> bool:
     """Whether a file was written after a moment."""
     try:
         return path.stat().st_mtime >= since
@@ -178,7 +185,7 @@ def newer(path: Path, since: float) -> bool:
 
 def why_failed(trail: Path, since: float) -> str:
     """Why the run failed, if the last event of its trail says so."""
-    if not newer(trail, since):
+    if not is_newer(trail, since):
         return ""
     try:
         event = json.loads(trail.read_text(encoding="utf-8").splitlines()[-1])
@@ -187,6 +194,53 @@ def why_failed(trail: Path, since: float) -> str:
     return str(event.get("reason", "")) if isinstance(event, dict) and event.get("event") == "failed" else ""
 
 
-def short(text: str) -> str:
+def short_number(text: str) -> str:
     """A number as a person reads it."""
     return f"{float(text):.4g}" if "." in text else text
+
+
+def check_run(recipe: str, sets: Sequence[tuple[str, Scalar]], out: Path, resume: bool) -> None:
+    """ConfigError if the folder, a setting, or the server's own data would end the run before its first round."""
+    found = find(recipe)
+    config = resolve(found.config, {}, sets)
+    check_folder(out, resume)
+    if Folder(out).holds_run():
+        config = reopen(recipe, out, list(sets))[1]
+    try:
+        found.prepare(config).higher_is_better  # noqa: B018  # it refuses a judge whose direction nobody knows
+    except MutiraoError:
+        raise
+    except Exception as error:  # whatever reading data raises; the server's process would end by it
+        raise ConfigError(f"the server cannot prepare {recipe}: {failure_of(error).reason}") from error
+
+
+def check_folder(out: Path, resume: bool) -> None:
+    """ConfigError if a run cannot be written to this folder."""
+    if Folder(out).holds_run() and not resume:
+        raise ConfigError(f"{out} already holds a run; add --resume to go on with it, or choose another --out")
+    if pid := writing_process(out):
+        raise ConfigError(f"{out} is being written by process {pid}; wait for it, or choose another --out")
+    there = next(place for place in (out, *out.parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"{out} cannot be written: {there} is no folder that this user may write to")
+
+
+def absolute_paths(sets: Sequence[tuple[str, Scalar]]) -> list[tuple[str, Scalar]]:
+    """Settings in which paths that are there, seen from this folder, are whole: the server's process is in another."""
+
+    def is_place(key: str, value: Scalar) -> bool:
+        named = isinstance(value, str) and (
+            "/" in value or (key == "data" and not (is_embedded(value) or value in NAMED))
+        )
+        return named and Path(str(value)).exists()
+
+    return [(key, str(Path(str(value)).resolve()) if is_place(key, value) else value) for key, value in sets]
+
+
+def writing_process(out: Path) -> int:
+    """The process that writes a run folder, by the folder's lock file; 0 if there is none."""
+    try:
+        pid = int((out / ".lock").read_text(encoding="utf-8").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pid if start_id(pid) else 0

@@ -9,38 +9,38 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.deploy import flower_patches
-from mutirao.deploy.keys import secret_in
-from mutirao.deploy.layout import MARK, server_in
-from mutirao.deploy.server.access_control import Door
-from mutirao.deploy.server.long_polling import Holding
+from mutirao.deploy.keys import read_secret
+from mutirao.deploy.layout import FOLDER_VARIABLE, load_server
+from mutirao.deploy.server.access_control import AccessControl
+from mutirao.deploy.server.long_polling import LongPolling
 from mutirao.errors import ConfigError
 
 log = logging.getLogger("mutirao")
 
-OTHER_WAYS = ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API")  # ports that no door stands before
+GRPC_SWITCHES = ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API")  # ports that no door stands before
 
 
 def main() -> None:
     """`flower-superlink` behind the door of the server's folder; takes the same options."""
     try:
-        secret = secret_in(server_in(Path(os.environ.get(MARK, ""))).secret)
+        secret = read_secret(load_server(Path(os.environ.get(FOLDER_VARIABLE, ""))).secret)
     except ConfigError as error:
         sys.exit(f"error: {error}; start it with: mutirao site up")
-    for name in OTHER_WAYS:
+    for name in GRPC_SWITCHES:
         os.environ.pop(name, None)
     log.addHandler(logging.StreamHandler(sys.stderr))
     from flwr.superlink.cli import flower_superlink
 
     def guarded(create_app: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **options: guard(create_app(*args, **options), secret)
+        return lambda *args, **options: add_middleware(create_app(*args, **options), secret)
 
-    if odd := flower_patches.strangeness(flower_patches.SERVE, flower_patches.CALL):
+    if odd := flower_patches.unverified_changes(flower_patches.SERVE, flower_patches.CALL):
         log.warning(odd)
-    flower_patches.replace(flower_patches.SERVE, guarded)
+    flower_patches.patch(flower_patches.SERVE, guarded)
     flower_superlink()
 
 
-def guard(app: Any, secret: str) -> Any:
+def add_middleware(app: Any, secret: str) -> Any:
     """Flower's application with all three: the door outermost, ownership where keys have been proven, holding last."""
     try:
         from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
@@ -48,12 +48,12 @@ def guard(app: Any, secret: str) -> Any:
 
         from mutirao.deploy.server.ownership import Ownership
     except ImportError as error:
-        flower_patches.end(f"lacks what the check of whose message is whose is made of ({error})")
+        flower_patches.exit_incompatible(f"lacks what the check of whose message is whose is made of ({error})")
     if NodeAuthMiddleware not in [layer.cls for layer in app.user_middleware] or not app.state.enable_supernode_auth:
-        flower_patches.end("checks the keys of sites in another way")
+        flower_patches.exit_incompatible("checks the keys of sites in another way")
     links = app.state.linkstate_factory
-    app.user_middleware += [Middleware(Ownership, state_of=links.state), Middleware(Holding)]
-    app.add_middleware(Door, secret=secret, node_of=lambda key: links.state().get_node_id_by_public_key(key))
+    app.user_middleware += [Middleware(Ownership, state_of=links.state), Middleware(LongPolling)]
+    app.add_middleware(AccessControl, secret=secret, node_of=lambda key: links.state().get_node_id_by_public_key(key))
     return app
 
 

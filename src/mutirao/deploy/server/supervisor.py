@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.core.fleet import Scalar
-from mutirao.deploy.layout import server_in
-from mutirao.deploy.processes import answers, birth, members
-from mutirao.deploy.server.submission import run_folder, submit, why_app_ended
+from mutirao.deploy.layout import load_server
+from mutirao.deploy.processes import is_answering, processes_of
+from mutirao.deploy.server.submission import run_folder, submit, why_app_ended, writing_process
 from mutirao.errors import MutiraoError
 from mutirao.runs.execute import has_ended
 from mutirao.runs.run_folder import Folder
 
 log = logging.getLogger("mutirao")
 
-BEGIN = 20.0  # seconds in which the process of a run that was taken must appear
+START_TIMEOUT = 20.0  # seconds in which the process of a run that was taken must appear
 PAUSE = 0.5
 
 
-def keep_going(
+def supervise(
     folder: Path,
     recipe: str,
     sets: Iterable[tuple[str, Scalar]] = (),
@@ -35,25 +35,27 @@ def keep_going(
     A SuperLink that is away is waited for: whoever watches it starts it again. `meanwhile` is called again and again.
     A run that ends by its own fault, twice in the same round, is not tried a third time.
     """
-    server = server_in(folder)
+    server = load_server(folder)
     place = run_folder(server.folder, recipe, out)
-    settings, started, taken, deadline = list(sets), 0, -BEGIN, time.monotonic() + seconds
+    settings, started, taken, deadline = list(sets), 0, -START_TIMEOUT, time.monotonic() + seconds
     number = ""  # Flower's, of the last run that was submitted
     rounds, stuck = int(dict(settings).get("rounds", 0)), list[tuple[int, str]]()
     while (done := finished_summary(place, rounds)) is None:
         if time.monotonic() > deadline:
             raise MutiraoError(f"the run in {place} did not end within {seconds:g} s")
         meanwhile(place)
-        if at_work(place, server.folder) or (time.monotonic() - taken < BEGIN and not (place / ".lock").exists()):
+        if is_running(place, server.folder) or (
+            time.monotonic() - taken < START_TIMEOUT and not (place / ".lock").exists()
+        ):
             time.sleep(PAUSE)
             continue
-        if (failed := own_fault(place) or early_fault(folder, place, number)) and failed not in stuck[-1:]:
+        if (failed := last_failure(place) or startup_failure(folder, place, number)) and failed not in stuck[-1:]:
             stuck.append(failed)
         elif failed and started:
             when = f"round {failed[0]} failed again and again" if failed[0] else "the run failed before its first round"
             raise MutiraoError(f"{when}: {failed[1]}")
         try:
-            if answers(server):
+            if is_answering(server):
                 number = submit(folder, recipe, settings, place, resume=True, timeout=timeout)
                 started, taken = started + 1, time.monotonic()
                 wait_for_start(place, server.folder)
@@ -70,21 +72,12 @@ def finished_summary(out: Path, rounds: int = 0) -> dict[str, Any] | None:
     return summary if summary is not None and has_ended(summary, rounds) else None
 
 
-def at_work(out: Path, server: Path) -> bool:
+def is_running(out: Path, server: Path) -> bool:
     """Whether a process of this server has the run in its hands, or is about to."""
-    return process_holding(out) != 0 or any("flwr-serverapp" in command_of(pid) for pid, _ in members(server))
+    return writing_process(out) != 0 or any("flwr-serverapp" in command_line(pid) for pid, _ in processes_of(server))
 
 
-def process_holding(out: Path) -> int:
-    """The process that holds the run folder; 0 if none does."""
-    try:
-        pid = int((out / ".lock").read_text(encoding="utf-8").split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-    return pid if birth(pid) else 0
-
-
-def command_of(pid: int) -> str:
+def command_line(pid: int) -> str:
     """The command line of a process; empty if it is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -94,18 +87,18 @@ def command_of(pid: int) -> str:
 
 def wait_for_start(out: Path, server: Path) -> None:
     """Wait until the process of a run that was just taken appears."""
-    deadline = time.monotonic() + BEGIN
-    while not at_work(out, server) and time.monotonic() < deadline and finished_summary(out) is None:
+    deadline = time.monotonic() + START_TIMEOUT
+    while not is_running(out, server) and time.monotonic() < deadline and finished_summary(out) is None:
         time.sleep(PAUSE)
 
 
-def own_fault(out: Path) -> tuple[int, str] | None:
+def last_failure(out: Path) -> tuple[int, str] | None:
     """The round and the reason, if the last thing that happened is that the run gave up."""
     last = Folder(out).audit.last if (out / "audit.jsonl").exists() else {}
     return (int(last["round"]), json.dumps(last.get("reason"))) if last.get("event") == "failed" else None
 
 
-def early_fault(folder: Path, out: Path, number: str) -> tuple[int, str] | None:
+def startup_failure(folder: Path, out: Path, number: str) -> tuple[int, str] | None:
     """The reason, as round 0's, if a run that was submitted ended before it left anything in its folder."""
     if not number or Folder(out).holds_run():
         return None

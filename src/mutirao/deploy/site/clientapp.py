@@ -22,17 +22,17 @@ from typing import Any
 
 from mutirao.config import load_name
 from mutirao.deploy import flower_patches
-from mutirao.deploy.policy.privacy_ledger import locked
+from mutirao.deploy.policy.privacy_ledger import file_lock
 from mutirao.deploy.site import launcher
 from mutirao.deploy.site.task_stamp import code_stamp
-from mutirao.deploy.site.worker_client import IDLE, Warm, listen_at, start_resident
+from mutirao.deploy.site.worker_client import IDLE, WorkerClient, listen_at, start_background
 from mutirao.errors import ConfigError
 from mutirao.io import write_whole
 
 COMMAND = "flwr-clientapp"
 
 
-def own_command(folder: Path, task: str = "") -> Path:
+def write_clientapp(folder: Path, task: str = "") -> Path:
     """Write the command; `task` names the site's own function from Flower's context to a Task (`my_site:task_of`)."""
     if os.name == "nt":
         raise ConfigError("a site's own flwr-clientapp is a shell script: it needs Linux or macOS")
@@ -51,8 +51,8 @@ def main() -> None:
     """Answer the message that a SuperNode holds for us."""
     words = sys.argv[1:]
     parent = launcher.parent_in(words)
-    if os.environ.get("MUTIRAO_WORKER", "on").lower() not in launcher.OFF:
-        start_herald(parent, words)
+    if os.environ.get("MUTIRAO_WORKER", "on").lower() not in launcher.WORKER_OFF:
+        start_fork_server(parent, words)
     prepare()
     answer_one_message(words, parent)
 
@@ -65,7 +65,7 @@ def prepare() -> None:
         """The app that the server sent stays packed."""
 
     for internal in (flower_patches.UNPACK, flower_patches.FOLDER):
-        flower_patches.replace(internal, lambda _: leave_it)
+        flower_patches.patch(internal, lambda _: leave_it)
 
 
 def answer_one_message(words: list[str], parent: int) -> None:
@@ -86,9 +86,9 @@ def answer_one_message(words: list[str], parent: int) -> None:
     args = parser.parse_args(words)
 
     def load(*_: Any, **__: Any) -> Any:
-        return lambda *_: client_app(later(args.task) if args.task else None, Warm(parent))
+        return lambda *_: client_app(load_later(args.task) if args.task else None, WorkerClient(parent))
 
-    flower_patches.replace(flower_patches.LOAD, lambda _: load)
+    flower_patches.patch(flower_patches.LOAD, lambda _: load)
     run_clientapp(
         runtime_api_address=args.runtime_api_address,
         token=try_obtain_flwr_app_token(args),
@@ -99,7 +99,7 @@ def answer_one_message(words: list[str], parent: int) -> None:
     )
 
 
-def later(name: str) -> Any:
+def load_later(name: str) -> Any:
     """A function of the site by its dotted path, imported when it is called: mostly the worker does that."""
 
     def task_of(context: Any) -> Any:
@@ -109,27 +109,29 @@ def later(name: str) -> Any:
     return task_of
 
 
-def start_herald(parent: int, words: list[str]) -> None:
+def start_fork_server(parent: int, words: list[str]) -> None:
     """Start the herald of this SuperNode; if it cannot be, every message goes the long way, and no harm is done."""
     task = next((word.removeprefix("--task=") for word in words if word.startswith("--task=")), "")
     try:
         folder = launcher.folder_of(parent)
-        with locked(folder / "lock"):
-            if not (folder / "herald.pid").exists() or not launcher.birth(int((folder / "herald.pid").read_text())):
+        with file_lock(folder / "lock"):
+            if not (folder / "herald.pid").exists() or not launcher.start_ticks(
+                int((folder / "herald.pid").read_text())
+            ):
                 about = ["--herald", str(parent), code_stamp(task), task]
-                process = start_resident("mutirao.deploy.site.clientapp", folder, *about)
+                process = start_background("mutirao.deploy.site.clientapp", folder, *about)
                 write_whole(folder / "herald.pid", str(process.pid), durable=False)
     except (OSError, ValueError, launcher.WorkerDied):
         return
 
 
-def herald(folder: Path, parent: int, made_of: str, task: str) -> None:
+def serve_forks(folder: Path, parent: int, made_of: str, task: str) -> None:
     """Fork a client process for each message, as long as the SuperNode lives and the code is what it was."""
     prepare()
-    born, last = launcher.birth(parent), time.monotonic()
+    born, last = launcher.start_ticks(parent), time.monotonic()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     listener = listen_at(folder / "herald", 16)
-    while born and launcher.birth(parent) == born and time.monotonic() - last < IDLE:
+    while born and launcher.start_ticks(parent) == born and time.monotonic() - last < IDLE:
         try:
             link = listener.accept()[0]
         except TimeoutError:
@@ -141,7 +143,7 @@ def herald(folder: Path, parent: int, made_of: str, task: str) -> None:
             if code_stamp(task) != made_of:
                 (folder / "herald.pid").unlink(missing_ok=True)
                 break  # whoever called does it the long way, and starts another herald
-            link.settimeout(launcher.GREET)
+            link.settimeout(launcher.GREETING_TIMEOUT)
             try:
                 text, files, _, _ = socket.recv_fds(link, launcher.MOST, 2)
             except OSError:
@@ -185,6 +187,6 @@ def become_client(link: socket.socket, words: list[str], files: list[int]) -> No
 
 if __name__ == "__main__":
     if sys.argv[2:3] == ["--herald"]:
-        herald(Path(sys.argv[1]), int(sys.argv[3]), sys.argv[4], sys.argv[5])
+        serve_forks(Path(sys.argv[1]), int(sys.argv[3]), sys.argv[4], sys.argv[5])
     else:
         main()

@@ -15,7 +15,7 @@ SHORT = 12  # characters of a digest that are read out
 
 
 @dataclass(frozen=True)
-class Held:
+class AgreedDigests:
     """What a site holds for a recipe: digests by name, all of them as one, and its samples by class if it knows."""
 
     recipe: str
@@ -35,7 +35,7 @@ class Held:
         return "; ".join([f"{self.recipe} {self.all[:SHORT]}", *told, *held])
 
 
-def held_for(policy: Policy, client: ClientId) -> Iterator[Held | tuple[str, str]]:
+def agreed_digests_of(policy: Policy, client: ClientId) -> Iterator[AgreedDigests | tuple[str, str]]:
     """Of each recipe that a policy allows what the site holds, or the recipe's name and why that cannot be told.
 
     Settings are those the policy pins and insists on; what the server chooses freely is as the recipe has it.
@@ -46,6 +46,6 @@ def held_for(policy: Policy, client: ClientId) -> Iterator[Held | tuple[str, str
             name, config = recipe_from(settings_at_site({"recipe": recipe, **pinned}, {}, policy.settings))
             task = require_agreement(find(name).prepare(config))
             count = getattr(task.population, "counts", None)
-            yield Held(recipe, {**task.basis(), **task.agreed}, count(client) if callable(count) else {})
+            yield AgreedDigests(recipe, {**task.basis(), **task.agreed}, count(client) if callable(count) else {})
         except Exception as error:  # a site's own data may raise anything: whoever asks is told which recipe it was
             yield recipe, " ".join(str(error).split())[:300] or type(error).__name__

@@ -45,7 +45,7 @@ def receive(link: socket.socket) -> tuple[dict[str, Any], Groups]:
     mark, size, body = FRAME.unpack(read_bytes(link, FRAME.size))
     if mark != MAGIC or size > MOST_JSON or body > MOST_BYTES:
         raise ProtocolError("this is no frame")
-    facts, table = head_of(read_bytes(link, size))
+    facts, table = read_header(read_bytes(link, size))
     if sum(math.prod(shape) * dtype.itemsize for _, _, dtype, shape in table) != body:
         raise ProtocolError("the arrays are not as long as the frame says")
     groups: Groups = {}
@@ -57,7 +57,7 @@ def receive(link: socket.socket) -> tuple[dict[str, Any], Groups]:
     return facts, groups
 
 
-def head_of(text: bytes) -> tuple[dict[str, Any], list[tuple[str, str, np.dtype[Any], tuple[int, ...]]]]:
+def read_header(text: bytes) -> tuple[dict[str, Any], list[tuple[str, str, np.dtype[Any], tuple[int, ...]]]]:
     """The facts and the table of arrays in the JSON of a frame; ProtocolError if it is anything else."""
     try:
         content = json.loads(text)

@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 
 MOST = 64 * 1024  # bytes of arguments
-GREET = 10.0  # seconds in which a herald or a worker says whether it is the right one
-OFF = {"off", "no", "false", "0"}  # values of MUTIRAO_WORKER, and of `worker` in a node's configuration
+GREETING_TIMEOUT = 10.0  # seconds in which a herald or a worker says whether it is the right one
+WORKER_OFF = {"off", "no", "false", "0"}  # values of MUTIRAO_WORKER, and of `worker` in a node's configuration
 
 
 class WorkerDied(Exception):
@@ -29,7 +29,7 @@ def folder_of(parent: int) -> Path:
     if len(str(base)) > 60:  # a socket's path has some hundred letters at most
         base = Path("/tmp")
     top = base / f"mutirao-{os.getuid()}"
-    folder = top / f"{parent}-{birth(parent)}"
+    folder = top / f"{parent}-{start_ticks(parent)}"
     for place in (top, folder):
         place.mkdir(mode=0o700, exist_ok=True)
         found = place.lstat()
@@ -38,7 +38,7 @@ def folder_of(parent: int) -> Path:
     return folder
 
 
-def birth(pid: int) -> str:
+def start_ticks(pid: int) -> str:
     """When a process began, so that another one with its number is not taken for it; empty if it has ended."""
     with contextlib.suppress(OSError):
         state, *rest = (
@@ -66,10 +66,10 @@ def parent_in(words: list[str]) -> int:
     return int(value) if value.isdecimal() else os.getppid()
 
 
-def hand_over(words: list[str]) -> bool:
+def delegate(words: list[str]) -> bool:
     """Whether the herald took the message: its new process says so itself, so that nobody does it twice."""
     with contextlib.suppress(OSError, WorkerDied), socket.socket(socket.AF_UNIX) as link:
-        link.settimeout(GREET)
+        link.settimeout(GREETING_TIMEOUT)
         link.connect(str(folder_of(parent_in(words)) / "herald"))
         if same_user(link):
             socket.send_fds(link, [json.dumps(words).encode()], [1, 2])
@@ -80,7 +80,7 @@ def hand_over(words: list[str]) -> bool:
 def main() -> None:
     """Hand over, or do it the long way."""
     words = sys.argv[1:]
-    if os.environ.get("MUTIRAO_WORKER", "on").lower() in OFF or not hand_over(words):
+    if os.environ.get("MUTIRAO_WORKER", "on").lower() in WORKER_OFF or not delegate(words):
         os.execv(sys.executable, [sys.executable, "-m", "mutirao.deploy.site.clientapp", *words])
 
 

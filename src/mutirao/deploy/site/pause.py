@@ -5,14 +5,14 @@ import os
 from pathlib import Path
 
 from mutirao.core.agreement import PAUSED
-from mutirao.deploy.layout import node_in
-from mutirao.deploy.policy.privacy_ledger import enter
+from mutirao.deploy.layout import load_node
+from mutirao.deploy.policy.privacy_ledger import append_event
 from mutirao.deploy.policy.rules import Policy, load_policy
 from mutirao.errors import Refused
 from mutirao.io import write_whole
 
 
-def hold_open(policy: Policy) -> None:
+def refuse_if_paused(policy: Policy) -> None:
     """Refused while the site is paused; the file is looked at each time, so that no process has to start again."""
     if is_paused(policy):
         raise Refused(PAUSED, "this site is paused by those who run it")
@@ -30,15 +30,15 @@ def paused_since(policy: Policy) -> str:
     return datetime.datetime.fromtimestamp(policy.paused.lstat().st_mtime, datetime.UTC).isoformat(timespec="seconds")
 
 
-def pause(folder: Path, on: bool = True) -> bool:
+def set_pause(folder: Path, on: bool = True) -> bool:
     """Turn the switch of the site in this folder and write that down; tells whether it was turned."""
-    policy = load_policy(node_in(folder).policy_file)
+    policy = load_policy(load_node(folder).policy_file)
     if is_paused(policy) == on:
         return False
     if on:  # at each moment the trail says no less than what holds
         write_whole(policy.paused, "while this file is here, the site answers nothing\n")
-        enter(policy.audit, "paused")
+        append_event(policy.audit, "paused")
     else:
-        enter(policy.audit, "resumed")
+        append_event(policy.audit, "resumed")
         policy.paused.unlink()
     return True

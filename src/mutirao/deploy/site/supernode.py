@@ -19,7 +19,7 @@ from mutirao.deploy import flower_patches
 
 log = logging.getLogger("mutirao")
 
-NOT_YET = "not let in yet"
+NOT_ADMITTED = "not let in yet"
 SKEWED = "the clocks differ too much, or the key is damaged"
 UNKNOWN = "the server does not know this site's key, or takes the process before this one for alive"
 UNPROVEN = "the server's certificate is not in order"
@@ -27,7 +27,7 @@ EXPIRED = "it has expired: the server renews it with: mutirao site renew"
 PAUSE = 3.0
 
 
-def patient(activate: Callable[[Any, Any], Any], pause: float = PAUSE) -> Callable[[Any, Any], Any]:
+def retry_until_admitted(activate: Callable[[Any, Any], Any], pause: float = PAUSE) -> Callable[[Any, Any], Any]:
     """Flower's request to be let in, repeated until it is granted; trouble with the network is left to Flower."""
 
     def until_let_in(client: Any, request: Any) -> Any:
@@ -40,14 +40,14 @@ def patient(activate: Callable[[Any, Any], Any], pause: float = PAUSE) -> Callab
                 if status is None or status in (502, 503, 504):
                     raise
                 if status != told:
-                    log.warning("%s (%s): %s; trying again", NOT_YET, status, SKEWED if status == 401 else UNKNOWN)
+                    log.warning("%s (%s): %s; trying again", NOT_ADMITTED, status, SKEWED if status == 401 else UNKNOWN)
                     told = status
                 time.sleep(pause)
 
     return until_let_in
 
 
-def patient_with_certificates(make: Callable[[], Any]) -> Callable[[], Any]:
+def retry_on_bad_certificate(make: Callable[[], Any]) -> Callable[[], Any]:
     """Flower's maker of what tries again, whose makes try again also when the server's certificate is not in order.
 
     Nothing is sent to such a server, so that to wait costs nothing; one that renews its certificate has its sites back.
@@ -62,7 +62,7 @@ def patient_with_certificates(make: Callable[[], Any]) -> Callable[[], Any]:
             if "certificate verify failed" not in why.lower():
                 return bool(gives_up is not None and gives_up(error))
             if why not in told:
-                log.warning("%s: %s; %s", NOT_YET, UNPROVEN, EXPIRED if "expired" in why else why)
+                log.warning("%s: %s; %s", NOT_ADMITTED, UNPROVEN, EXPIRED if "expired" in why else why)
                 told.add(why)
             return False
 
@@ -84,15 +84,15 @@ def main() -> None:
         flower_patches.FOLDER,
         flower_patches.LOAD,
     )
-    if odd := flower_patches.strangeness(*at_sites):
+    if odd := flower_patches.unverified_changes(*at_sites):
         log.warning(odd)
-    flower_patches.replace(flower_patches.ACTIVATE, patient)
-    flower_patches.replace(flower_patches.RETRY, patient_with_certificates)
+    flower_patches.patch(flower_patches.ACTIVATE, retry_until_admitted)
+    flower_patches.patch(flower_patches.RETRY, retry_on_bad_certificate)
     flower_supernode()  # whoever ends it on purpose ends the process
-    start_anew()
+    restart()
 
 
-def start_anew(pause: float = 4 * PAUSE) -> None:
+def restart(pause: float = 4 * PAUSE) -> None:
     """Begin again as the same process. Flower gives up when the server answers what it does not expect, and then hangs:
     the connection is gone, but a thread of its own keeps the process alive.
     """

@@ -17,7 +17,7 @@ WHOLE = ("flwr", "numpy", "torch")  # packages that an installer replaces as a w
 
 
 @dataclass(frozen=True)
-class Order:
+class TaskSpec:
     """What a task is made of: the site's own function or else a recipe, and all its settings."""
 
     name: str  # the client's
@@ -33,7 +33,7 @@ class Order:
         return json.dumps(asdict(self), sort_keys=True)
 
 
-def stamp(order: Order) -> str:
+def stamp(order: TaskSpec) -> str:
     """What a worker has to be made of: the installed code, the environment, the data, by their names and dates."""
     recipe = str(order.run_config.get("recipe", ""))
     sha = hashlib.sha256(code_stamp(order.task, recipe if ":" in recipe else "").encode())

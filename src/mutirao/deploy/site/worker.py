@@ -24,10 +24,10 @@ from mutirao.compression import to_table as compress_table
 from mutirao.config import load_name
 from mutirao.core.agreement import agreed_of
 from mutirao.core.fleet import Reply, Request, Site, failure_of
-from mutirao.deploy.policy.enforcement import Held
+from mutirao.deploy.policy.enforcement import SampleCounts
 from mutirao.deploy.site.framing import Groups, ProtocolError, receive, send
-from mutirao.deploy.site.launcher import birth, same_user
-from mutirao.deploy.site.task_stamp import Order
+from mutirao.deploy.site.launcher import same_user, start_ticks
+from mutirao.deploy.site.task_stamp import TaskSpec
 from mutirao.deploy.site.worker_client import listen_at
 from mutirao.errors import Refused
 from mutirao.experiments.party_agreement import require_agreement
@@ -43,7 +43,7 @@ class Worker:
 
     def __init__(self, folder: Path, made_of: str, parent: int, idle: float) -> None:
         self.folder, self.made_of, self.parent, self.idle = folder, made_of, parent, idle
-        self.parent_birth = birth(parent)
+        self.parent_birth = start_ticks(parent)
         self.working = threading.Lock()
         self.lines: set[socket.socket] = set()
         self.last = time.monotonic()
@@ -52,7 +52,7 @@ class Worker:
     def run(self) -> None:
         """Serve until nobody needs this worker: its SuperNode ended, it is idle, or its code is no longer the code."""
         listener = listen_at(self.folder / "socket", MOST_LINES)
-        remove_leftovers(self.folder.parent)
+        remove_stale_folders(self.folder.parent)
         while self.needed():
             try:
                 link = listener.accept()[0]
@@ -65,13 +65,13 @@ class Worker:
                 link.close()
         if not self.stale:  # otherwise another worker has this place by now
             (self.folder / "socket").unlink(missing_ok=True)
-        if not birth(self.parent):
+        if not start_ticks(self.parent):
             shutil.rmtree(self.folder, ignore_errors=True)
         os._exit(0)  # torch's threads are not waited for
 
     def needed(self) -> bool:
         """Whether to go on."""
-        if not self.parent_birth or birth(self.parent) != self.parent_birth:
+        if not self.parent_birth or start_ticks(self.parent) != self.parent_birth:
             return False
         return bool(self.lines) or not (self.stale or time.monotonic() - self.last > self.idle)
 
@@ -103,20 +103,20 @@ class Worker:
         facts, groups = receive(link)
         with self.working:
             done = threading.Event()
-            watcher = threading.Thread(target=end_with, args=(link, done), daemon=True)
+            watcher = threading.Thread(target=exit_with_client, args=(link, done), daemon=True)
             watcher.start()
             try:
-                told, arrays = answer(facts, groups)
+                told, arrays = answer_request(facts, groups)
             finally:
                 done.set()
                 watcher.join()
         try:
             send(link, told, arrays)
         except (TypeError, ValueError) as error:  # the handler gave what cannot travel
-            send(link, facts_of_error(error))
+            send(link, error_facts(error))
 
 
-def end_with(link: socket.socket, done: threading.Event) -> None:
+def exit_with_client(link: socket.socket, done: threading.Event) -> None:
     """End the worker, in the middle of its work, if the process that waits for it has gone."""
     while not done.wait(0.1):
         try:
@@ -131,18 +131,18 @@ def end_with(link: socket.socket, done: threading.Event) -> None:
             return  # it sends more than it should: nobody reads that
 
 
-def answer(facts: Mapping[str, Any], groups: Groups) -> tuple[dict[str, Any], Groups]:
+def answer_request(facts: Mapping[str, Any], groups: Groups) -> tuple[dict[str, Any], Groups]:
     """Do what is asked; whatever the site's code raises is an answer."""
-    from mutirao.deploy.flower.run_tasks import data_of
+    from mutirao.deploy.flower.run_tasks import client_data
 
     try:
-        order = order_in(facts.get("order"))
+        order = task_spec_in(facts.get("order"))
         task = task_of(order.key())
-        data = data_of(task, order.name)
+        data = client_data(task, order.name)
         if facts.get("ask") == "open":
             agreed = {**task.basis(), **task.agreed, **agreed_of(data)}
             leaves = {"secure": to_table(task.secure), "compress": compress_table(task.compress)}
-            return {**asdict(Held.of(data)), **leaves, "agreed": agreed}, {}
+            return {**asdict(SampleCounts.of(data)), **leaves, "agreed": agreed}, {}
         config = found if isinstance(found := facts.get("config"), dict) else {}
         request = Request(str(facts["do"]), groups.get("model", {}), config, groups.get("extras", {}))
         site = Site(order.name, data, dict(groups.get("state", {})))
@@ -152,18 +152,18 @@ def answer(facts: Mapping[str, Any], groups: Groups) -> tuple[dict[str, Any], Gr
         told = {"metrics": {k: float(v) for k, v in reply.metrics.items()}, "n": int(reply.n)}
         return told, {"arrays": reply.arrays, "extras": reply.extras, "state": site.state}
     except (Exception, SystemExit) as error:
-        return facts_of_error(error), {}
+        return error_facts(error), {}
 
 
-def order_in(content: Any) -> Order:
+def task_spec_in(content: Any) -> TaskSpec:
     """The order in a frame; ProtocolError if it is none."""
     try:
-        return Order(**content)
+        return TaskSpec(**content)
     except TypeError as error:
         raise ProtocolError("a frame without an order") from error
 
 
-def facts_of_error(error: BaseException) -> dict[str, Any]:
+def error_facts(error: BaseException) -> dict[str, Any]:
     """What is told of an error: its kind, its text, and of a refusal the rule."""
     facts = {"raised": type(error).__name__, "text": str(error)[:1000]}
     return facts | ({"rule": error.rule, "detail": error.detail} if isinstance(error, Refused) else {})
@@ -176,17 +176,17 @@ def task_of(key: str) -> Any:
 
     from mutirao.deploy.flower.run_tasks import recipe_task
 
-    order = Order(**json.loads(key))
+    order = TaskSpec(**json.loads(key))
     run, node_config, run_config = int(order.run or 0), dict(order.node_config), dict(order.run_config)
     context = Context(run, order.node, node_config, RecordDict(), run_config)
     return require_agreement(load_name(order.task)(context) if order.task else recipe_task(context, order.instead))
 
 
-def remove_leftovers(top: Path) -> None:
+def remove_stale_folders(top: Path) -> None:
     """Remove what killed workers of SuperNodes that are gone left behind."""
     for folder in top.iterdir():
         pid, _, began = folder.name.partition("-")
-        if pid.isdecimal() and birth(int(pid)) != began:
+        if pid.isdecimal() and start_ticks(int(pid)) != began:
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -17,12 +17,12 @@ import numpy as np
 from mutirao.compression import from_table as compress_from
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Site
-from mutirao.deploy.layout import MARK
-from mutirao.deploy.policy.enforcement import Held
-from mutirao.deploy.policy.privacy_ledger import locked
+from mutirao.deploy.layout import FOLDER_VARIABLE
+from mutirao.deploy.policy.enforcement import SampleCounts
+from mutirao.deploy.policy.privacy_ledger import file_lock
 from mutirao.deploy.site.framing import Groups, ProtocolError, receive, send
-from mutirao.deploy.site.launcher import GREET, WorkerDied, folder_of, same_user
-from mutirao.deploy.site.task_stamp import Order, stamp
+from mutirao.deploy.site.launcher import GREETING_TIMEOUT, WorkerDied, folder_of, same_user
+from mutirao.deploy.site.task_stamp import TaskSpec, stamp
 from mutirao.errors import MutiraoError, Refused
 from mutirao.experiments.task import Task
 from mutirao.privacy.secure_aggregation.kinds import from_table
@@ -35,18 +35,18 @@ IDLE = 1800.0  # seconds without a request after which a worker ends
 
 
 @dataclass(frozen=True)
-class Warm:
+class WorkerClient:
     """Where the worker of a SuperNode is found; `parent` is the process with which it ends."""
 
     parent: int
     idle: float = IDLE
 
-    def task(self, order: Order, cold: Callable[[], Task]) -> Task:
+    def task(self, order: TaskSpec, cold: Callable[[], Task]) -> Task:
         """The task of an order: its handler asks the worker, and does by itself (`cold`) what no worker can."""
         wanted = stamp(order)
         try:
             told = self.ask(order, wanted, {"ask": "open"})[0]
-            held = Held(*(None if told.get(kind) is None else int(told[kind]) for kind in ("train", "test")))
+            held = SampleCounts(*(None if told.get(kind) is None else int(told[kind]) for kind in ("train", "test")))
             secure, compress = from_table(told["secure"]), compress_from(told["compress"])
             agreed = {str(name): str(digest) for name, digest in told["agreed"].items()}
         except (WorkerDied, OSError) as error:
@@ -75,7 +75,7 @@ class Warm:
         return Task(handler, {order.name: held}, dict, secure=secure, compress=compress, agreed=agreed)
 
     def ask(
-        self, order: Order, wanted: str, facts: Mapping[str, Any], arrays: Mapping[str, Arrays] | None = None
+        self, order: TaskSpec, wanted: str, facts: Mapping[str, Any], arrays: Mapping[str, Arrays] | None = None
     ) -> tuple[dict[str, Any], Groups]:
         """The worker's answer, from a second worker if the first one dies; what its code raised is raised here."""
         for last in (False, True):
@@ -89,34 +89,34 @@ class Warm:
                     raise WorkerDied(f"twice: {error}") from error
                 log.warning("the site's worker died (%s): another one is started", error)
         if "raised" in told:
-            raise error_from(told)
+            raise error_in(told)
         return told, groups
 
     @contextlib.contextmanager
     def connected(self, wanted: str) -> Iterator[socket.socket]:
         """A line to a worker that has the code, the environment and the data of now."""
         folder = folder_of(self.parent)
-        with locked(folder / "lock"):  # two client processes at once start one worker, not two
-            link = greet(folder, wanted) or self.start(folder, wanted)
+        with file_lock(folder / "lock"):  # two client processes at once start one worker, not two
+            link = connect_to(folder, wanted) or self.start(folder, wanted)
         with link:
             yield link
 
     def start(self, folder: Path, wanted: str) -> socket.socket:
         """A line to a new worker."""
-        process = start_resident("mutirao.deploy.site.worker", folder, wanted, str(self.parent), str(self.idle))
+        process = start_background("mutirao.deploy.site.worker", folder, wanted, str(self.parent), str(self.idle))
         deadline = time.monotonic() + START
         while time.monotonic() < deadline and process.poll() is None:
-            if link := greet(folder, wanted):
+            if link := connect_to(folder, wanted):
                 return link
             time.sleep(0.02)
-        raise WorkerDied(f"a new one did not start, {log_of('worker', folder)} says why")
+        raise WorkerDied(f"a new one did not start, {log_path('worker', folder)} says why")
 
 
-def greet(folder: Path, wanted: str) -> socket.socket | None:
+def connect_to(folder: Path, wanted: str) -> socket.socket | None:
     """A line to the worker in a folder, if there is one of the right kind; one of another kind ends by this."""
     link = socket.socket(socket.AF_UNIX)
     try:
-        link.settimeout(GREET)
+        link.settimeout(GREETING_TIMEOUT)
         link.connect(str(folder / "socket"))
         if not same_user(link):
             raise WorkerDied("the socket belongs to another user")
@@ -133,7 +133,7 @@ def greet(folder: Path, wanted: str) -> socket.socket | None:
     return None
 
 
-def error_from(told: Mapping[str, Any]) -> Exception:
+def error_in(told: Mapping[str, Any]) -> Exception:
     """The error that was raised in the worker, as far as anybody asks: its kind, its text, the rule."""
     if "rule" in told:
         return Refused(str(told["rule"]), str(told["text"]).removeprefix(f"{told['rule']}: "), str(told["detail"]))
@@ -141,9 +141,9 @@ def error_from(told: Mapping[str, Any]) -> Exception:
     return kind(str(told["text"]))
 
 
-def log_of(module: str, folder: Path) -> Path:
+def log_path(module: str, folder: Path) -> Path:
     """Where a resident process says what its site must know: among the site's logs, if `mutirao site` made it."""
-    place = Path(os.environ[MARK]) / "logs" if os.environ.get(MARK) else folder
+    place = Path(os.environ[FOLDER_VARIABLE]) / "logs" if os.environ.get(FOLDER_VARIABLE) else folder
     place.mkdir(parents=True, exist_ok=True)
     log = place / f"{module.rpartition('.')[2]}.log"
     if log.exists() and log.stat().st_size > LONGEST_LOG:
@@ -151,10 +151,10 @@ def log_of(module: str, folder: Path) -> Path:
     return log
 
 
-def start_resident(module: str, folder: Path, *words: str) -> "subprocess.Popen[bytes]":
+def start_background(module: str, folder: Path, *words: str) -> "subprocess.Popen[bytes]":
     """Start a process that outlives this one; what it says is in its log."""
     command = [sys.executable, "-m", module, str(folder), *words]
-    with log_of(module, folder).open("ab") as out:
+    with log_path(module, folder).open("ab") as out:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
 
 

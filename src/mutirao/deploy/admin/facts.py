@@ -1,0 +1,365 @@
+"""The facts of a folder, whichever it is of, and the lines that tell them to people."""
+
+import datetime
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from mutirao.dashboard.curves import History
+from mutirao.dashboard.run_index import Shelf, mark_of
+from mutirao.dashboard.run_summary import facts_of_run
+from mutirao.deploy import doctor, keys
+from mutirao.deploy.doctor import unreachable
+from mutirao.deploy.keys import public_key_pem
+from mutirao.deploy.layout import Node, Server
+from mutirao.deploy.policy.privacy_ledger import Ledger, cost
+from mutirao.deploy.policy.rules import Policy, PrivacyRules, load_policy
+from mutirao.deploy.processes import Process, certificate_problem, is_answering, is_connected, why_not_admitted
+from mutirao.deploy.server import control_calls
+from mutirao.deploy.server.control_calls import server_info
+from mutirao.deploy.site.pause import paused_since
+from mutirao.errors import ConfigError, MutiraoError
+from mutirao.report.run_state import last_lines
+from mutirao.runs.audit_trail import check_chain, read_events
+from mutirao.runs.linked_trails import subtable
+from mutirao.runs.reader import Columns, clean
+
+Facts = dict[str, Any]
+REFUSED = re.compile(r"refused: (?P<rule>[\w.*-]+): (?P<reason>.*)", re.DOTALL)
+TEXT = 300  # characters of what a site said that are shown
+SHOWN = 50  # lines of each kind
+
+
+@dataclass(frozen=True)
+class ClientReports:
+    """What one run folder tells of the clients."""
+
+    last: Mapping[str, Facts] = field(default_factory=dict)  # by client, the last round it answered
+    versions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    refused: Sequence[Facts] = ()
+
+
+def run_folders(root: Path, submitted: Iterable[Path] = ()) -> list[Path]:
+    """The run folders below `root`, and those elsewhere that runs were submitted for."""
+    shelf = Shelf(root)
+    shelf.walk()
+    found = [item.path for item in shelf.items.values() if item.kind == "run"]
+    others = [path for path in submitted if (path / "config.toml").is_file() and (path / "audit.jsonl").is_file()]
+    return list(dict.fromkeys(path.resolve() for path in [*found, *others]))
+
+
+def run_facts(path: Path, root: Path) -> Facts:
+    """How a run stands: state, round, when it began and last changed."""
+    name = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+    facts = facts_of_run(path, History(path / "history.csv"))
+    chosen = ("recipe", "state", "why", "rounds", "of", "began", "changed")
+    return {"name": name, **{key: facts[key] for key in chosen}}
+
+
+def client_reports_in(path: Path) -> ClientReports:
+    """What a run folder tells of its clients, read again only if it changed."""
+    return read_client_reports(path, (mark_of(path / "clients.csv"), mark_of(path / "audit.jsonl")))
+
+
+@lru_cache(maxsize=64)
+def read_client_reports(path: Path, mark: Any) -> ClientReports:
+    """The same; `mark` changes with the files."""
+    events = read_events(path / "audit.jsonl")[0]
+    ends = [event for event in events if event.get("event") in ("round", "failed")]
+    times = {n: str(event.get("time", "")) for event in ends if isinstance(n := event.get("round"), int)}
+    table, last = Columns(path / "clients.csv"), dict[str, Facts]()
+    refused: dict[tuple[str, int, str], Facts] = {}  # a round that is tried again is refused again
+    texts = [table.texts(name) for name in ("client", "replied", "failure")]
+    for client, replied, failure, number in zip(*texts, table.numbers("round").tolist(), strict=True):
+        at = int(number) if number == number else 0
+        server_info = {"run": path.name, "round": at, "time": times.get(at, "")}
+        if replied == "1":
+            last[client] = server_info
+        elif match := REFUSED.fullmatch(failure):
+            rule, reason = match["rule"], match["reason"][:TEXT]
+            often = refused.get((client, at, rule), {"times": 0})["times"] + 1
+            refused[client, at, rule] = {
+                "client": client,
+                **server_info,
+                "rule": rule,
+                "reason": reason,
+                "times": often,
+            }
+    return ClientReports(last, versions_in(events), list(refused.values()))
+
+
+def versions_in(events: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+    """The versions that clients told last, by client, as the run's trail has them."""
+    found: dict[str, dict[str, str]] = {}
+    for event in events:
+        for client, told in subtable(event, "site_versions").items():
+            if isinstance(told, dict):
+                found[str(client)] = {str(k)[:40]: str(v)[:40] for k, v in list(told.items())[:10]}
+    return found
+
+
+IN_LOG = re.compile(r"refused: (?P<call>[\w-]+) of the site with the key (?P<key>SHA256:\S+): (?P<reason>.*)")
+LOG_LINES = 5000
+
+
+def server_facts(server: Server, works: bool) -> Facts:
+    """All of it; `works`: whether the SuperLink answers and can be asked who is connected."""
+    links, problem = None, ""
+    if works:
+        try:
+            links = control_calls.site_connections(server)
+        except (OSError, ValueError, MutiraoError) as error:
+            problem = f"the SuperLink does not say who is connected: {error}"
+    trail, faults = check_chain(server.trail) if server.trail.exists() else ([], [])
+    outs = [Path(str(event.get("out", ""))) for event in trail if event["event"] == "submitted"]
+    runs = run_folders(server.runs, outs)
+    told = [client_reports_in(path) for path in runs]
+    sites = [facts_of_site(key, links, told) for key in sorted(server.sites.glob("*.pub"))]
+    shown = [{k: v for k, v in event.items() if k not in ("prev", "hash")} for event in trail[-SHOWN:]]
+    return {
+        "sites": sites,
+        "certificates": [certificate_facts(server.certificate), certificate_facts(server.ca)],
+        "run_folders": sorted((run_facts(path, server.runs) for path in runs), key=by_change, reverse=True)[:SHOWN],
+        "refused": refused_facts(server, sites, told),
+        "trail": shown[::-1],
+        "problems": [*([problem] if problem else []), *faults],
+    }
+
+
+def by_change(run: Facts) -> str:
+    """Runs are sorted by when they last changed."""
+    return str(run["changed"])
+
+
+def facts_of_site(key: Path, links: dict[str, control_calls.SiteConnection] | None, told: list[ClientReports]) -> Facts:
+    """What is known of the site with this key; `connected` is null where the SuperLink cannot be asked."""
+    try:
+        client, fingerprint = keys.client_of_key(key), keys.pem_fingerprint(keys.public_key_pem(key))
+    except (OSError, ValueError, ConfigError) as error:
+        client, fingerprint = key.stem, f"cannot be read: {error}"
+    link = (links or {}).get(fingerprint)
+    rounds = [facts for folder in told if (facts := folder.last.get(client))]
+    versions: dict[str, str] = {}
+    for folder in told:
+        versions = dict(folder.versions.get(client, versions))
+    return {
+        "name": key.stem,
+        "client": client,
+        "key": fingerprint,
+        "admitted": None if links is None else link is not None,
+        "connected": None if links is None else bool(link and link.online),
+        "since": link.since if link else "",
+        "versions": versions,
+        "last_round": max(rounds, key=lambda facts: str(facts["time"]), default=None),
+    }
+
+
+def certificate_facts(path: Path) -> Facts:
+    """Until when a certificate is good, the days left, and whether that is soon."""
+    try:
+        ends = keys.read_certificate(path).not_valid_after_utc
+        state = doctor.check_dates("", path, "").state
+    except ConfigError as error:
+        return {"file": path.name, "days_left": None, "until": "", "state": "fail", "problem": str(error)}
+    left = (ends - datetime.datetime.now(datetime.UTC)).days
+    return {"file": path.name, "days_left": left, "until": ends.isoformat(), "state": state, "problem": ""}
+
+
+def refused_facts(server: Server, sites: list[Facts], told: list[ClientReports]) -> list[Facts]:
+    """What sites refused, by rule, and what the SuperLink refused them, by call; the latest first."""
+    names = {site["client"]: site["name"] for site in sites}
+    by_site = [{"by": "site", "site": names.get(r["client"], r["client"]), **r} for t in told for r in t.refused]
+    by_site.sort(key=lambda r: (str(r["time"]), r["round"]), reverse=True)
+    return [*by_site[:SHOWN], *refused_in_log(server, {site["key"]: site["name"] for site in sites})]
+
+
+def refused_in_log(server: Server, names: dict[str, str]) -> list[Facts]:
+    """What the SuperLink refused since it was started: a site may only call for what is its own."""
+    log, found = server.logs / f"{server.process}.log", list[Facts]()
+    for line in last_lines(log, LOG_LINES) if log.is_file() else []:
+        if match := IN_LOG.search(line):
+            server_info: dict[str, Any] = {
+                "site": names.get(match["key"], match["key"]),
+                "client": "",
+                "run": "",
+                "round": 0,
+            }
+            server_info |= {"time": "", "rule": match["call"], "reason": match["reason"][:TEXT], "times": 1}
+            found.append({"by": "server", **server_info})
+    return found[-SHOWN:][::-1]
+
+
+ENDS = ("sent", "refused", "raised")
+KINDS = ("arrays", "extras", "metrics")
+
+
+def node_facts(node: Node) -> Facts:
+    """All of it; a policy that cannot be read is a problem, under which the site answers nothing."""
+    certificates = [certificate_facts(node.ca)]
+    try:
+        policy = load_policy(node.policy_file)
+        return {"certificates": certificates, **policy_facts(policy)}
+    except MutiraoError as error:
+        return {"certificates": certificates, "problems": [str(error)]}
+
+
+def policy_facts(policy: Policy) -> Facts:
+    """What the records beside a policy tell."""
+    requests, faults = requests_in(policy.audit, mark_of(policy.audit))
+    facts: Facts = {
+        "paused": paused_since(policy),
+        "allowed": sorted(policy.recipes),
+        "totals": totals(requests),
+        "by_run": [{"run": run, **totals(r for r in requests if r["run"] == run)} for run in runs_in(requests)],
+        "by_rule": by_rule(requests),
+        "requests": requests[-SHOWN:][::-1],
+        "problems": list(faults),
+    }
+    try:
+        facts["budget"] = budget(policy)
+    except MutiraoError as error:
+        facts |= {"budget": None, "problems": [*faults, str(error)]}
+    return facts
+
+
+@lru_cache(maxsize=4)
+def requests_in(trail: Path, mark: Any) -> tuple[list[Facts], list[str]]:
+    """What was asked, each with what came of it, and where the chain of the trail is broken; `mark`: of the file.
+
+    A refusal before a request is read (a recipe that is not allowed, a pause) has no `asked` before it.
+    """
+    events, faults = check_chain(trail) if trail.exists() else ([], [])
+    open_ones: dict[tuple[str, ...], Facts] = {}
+    found: list[Facts] = []
+    for event in events:
+        kind = event["event"]
+        if kind not in ("asked", *ENDS):
+            continue
+        who = tuple(str(event.get(key, "")) for key in ("run", "site", "do", "round"))
+        request = open_ones.pop(who, None) if kind in ENDS else None
+        if request is None:
+            server_info = {
+                "run": who[0],
+                "recipe": event.get("recipe", ""),
+                "do": who[2],
+                "round": event.get("round", 0),
+            }
+            request = {
+                "time": event.get("time", ""),
+                **server_info,
+                "bytes_in": event.get("bytes", 0),
+                "answer": "none yet",
+            }
+            found.append(request)
+        if kind == "asked":
+            open_ones[who] = request
+        else:
+            request |= {"answer": kind, "answered": event.get("time", ""), **outcome_of(event)}
+    return found, faults
+
+
+def outcome_of(event: Facts) -> Facts:
+    """What left, or why nothing did."""
+    if event["event"] != "sent":
+        rule, reason, detail = (str(event.get(key, ""))[:TEXT] for key in ("rule", "reason", "detail"))
+        return {"rule": rule, "reason": reason.removeprefix(f"{rule}: "), "detail": detail}
+    names = {kind: list(map(str, event.get(kind) or ())) for kind in KINDS}
+    return {"bytes_out": event.get("bytes", 0), "n": event.get("n", 0), "epsilon": event.get("epsilon"), **names}
+
+
+def totals(requests: Iterable[Facts]) -> Facts:
+    """How many were asked and answered, how many bytes left, the recipe, and when it was last."""
+    every = list(requests)
+    counts = {end: sum(r["answer"] == end for r in every) for end in ENDS}
+    sent = sum(r.get("bytes_out", 0) for r in every)
+    recipe, last = (every[-1]["recipe"], every[-1]["time"]) if every else ("", "")
+    return {"asked": len(every), **counts, "bytes_out": sent, "recipe": recipe, "last": last}
+
+
+def runs_in(requests: list[Facts]) -> list[str]:
+    """The runs that asked, the latest first."""
+    return list(dict.fromkeys(r["run"] for r in reversed(requests)))[:SHOWN]
+
+
+def by_rule(requests: list[Facts]) -> list[Facts]:
+    """How often each rule refused, and when it did last."""
+    refused = [r for r in requests if r["answer"] == "refused"]
+    last, times = {r["rule"]: r for r in refused}, Counter(r["rule"] for r in refused)
+    return [{"rule": k, "times": times[k], "last": r["answered"], "reason": r["reason"]} for k, r in last.items()]
+
+
+def budget(policy: Policy) -> Facts | None:
+    """Epsilon spent of the budget, in all and by run; null where the policy sets none, or where it is infinite."""
+    cover = policy.privacy
+    if not (cover.budget or cover.run_budget):
+        return None
+    spent, runs = spending(policy.ledger, cover, mark_of(policy.ledger))
+    most = {"most": cover.budget or None, "run_most": cover.run_budget or None, "delta": cover.delta}
+    return {"spent": finite(spent), **most, "runs": {run: finite(value) for run, value in runs.items()}}
+
+
+@lru_cache(maxsize=4)
+def spending(ledger: Path, cover: PrivacyRules, mark: Any) -> tuple[float, dict[str, float]]:
+    """The epsilon of all releases and of each run's; `mark`: of the file."""
+    account = Ledger(ledger)
+    return cost(account.total(), cover), {run: cost(table, cover) for run, table in account.runs.items()}
+
+
+def finite(value: float) -> float | None:
+    """A number as JSON can have it."""
+    return value if math.isfinite(value) else None
+
+
+def overview(place: Server | Node, works: bool) -> Facts:
+    """What the page of a server or of a site shows; `works`: it answers, or is connected, at this moment."""
+    facts: Facts = clean(server_facts(place, works) if isinstance(place, Server) else node_facts(place))
+    return facts
+
+
+def facts_as_lines(facts: Facts) -> list[str]:
+    """The same in a few lines."""
+    lines = [f"{site['name']}: {presence(site)}" for site in facts.get("sites", ())]
+    if since := facts.get("paused"):
+        lines.append(f"paused since {since}: every request is refused")
+    if budget := facts.get("budget"):
+        spent = "more than can be told" if budget["spent"] is None else f"{budget['spent']:.4g}"
+        lines.append(f"privacy: epsilon {spent} of {budget['most'] or 'any'} spent")
+    soon = [c for c in facts["certificates"] if c["state"] != "ok" and c["days_left"] is not None]
+    lines += [f"{c['file']}: {c['days_left']} days left" for c in soon]
+    return [*lines, *facts["problems"]]
+
+
+def presence(site: Facts) -> str:
+    """Whether a site is there, in words."""
+    if site["connected"] is None:
+        return "unknown, as the SuperLink cannot be asked"
+    if not site["admitted"]:
+        return "not admitted"
+    last = f", answered round {told['round']} of {told['run']}" if (told := site["last_round"]) else ""
+    state = "connected" if site["connected"] else "not connected"
+    return f"{state}{site['since'] and ' since ' + site['since'][:19]}{last}"
+
+
+SERVER_TIMEOUT = 5.0  # for the server to answer
+
+
+def why_not_working(place: Server | Node, process: Process) -> str:
+    """Why the SuperLink does not answer, or the SuperNode is not connected; empty if it is."""
+    if isinstance(place, Server):
+        return "" if is_answering(place) else certificate_problem(place) or process.reason()
+    try:
+        told = server_info(place.superlink, place.ca, public_key_pem(place.public_key), SERVER_TIMEOUT)
+    except (OSError, ValueError) as error:
+        return unreachable(error, place).text
+    if not told.get("admitted"):
+        return "the server does not know this site's key"
+    return (
+        ""
+        if is_connected(process)
+        else why_not_admitted(process) or "it has lost the server, and is about to try again"
+    )
