@@ -13,7 +13,7 @@ from torch import nn
 from benchmarks.models import Transformer
 from mutirao import Request, Trainer
 from mutirao.core.fleet import Site
-from mutirao.training.engine.cost import HEAVY_CALL, count_calls
+from mutirao.training.engine.dispatch import HEAVY_CALL, count_calls
 from mutirao.training.engine.jobs import plan_jobs
 from mutirao.training.samples import virtual_clients
 

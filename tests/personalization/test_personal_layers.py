@@ -5,8 +5,7 @@ from torch import nn
 
 from mutirao.errors import ConfigError
 from mutirao.personalization import FedBN, FedPer, FedRep, Settings
-from mutirao.personalization.handler import personal_names
-from mutirao.personalization.personal_layers import batch_norms, freeze_others, last_layer_names, matching_names
+from mutirao.personalization.handler import batch_norms, freeze_others, last_layer_names, matching_names, personal_names
 from mutirao.training.trainer import Trainer
 
 NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")

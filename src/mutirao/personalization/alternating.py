@@ -80,12 +80,15 @@ class ReconstructingTrainer(AlternatingTrainer):
 
     def phases(self, requests: Requests, sites: Sites) -> tuple[Sites, Sites]:
         """The sites with their support alone, and with their query alone."""
-        kind, one, two = self.kind, dict[str, Site](), dict[str, Site]()
+        kind = self.kind
+        one = dict[str, Site]()
+        two = dict[str, Site]()
         share = kind.support if isinstance(kind, FedRecon) else 1.0
         for c, request in requests.items():
             site = sites[c]
             support, query = split_support(site.data, share, request, c)
-            one[c], two[c] = Site(c, support), Site(c, query, site.state)
+            one[c] = Site(c, support)
+            two[c] = Site(c, query, site.state)
         return one, two
 
     def own_model(self, request: Request, site: Site) -> Arrays | None:
@@ -108,7 +111,8 @@ def split_support(data: Any, share: float, request: Request, client: str) -> tup
     count = len(samples)
     if share >= 1 or count < 2:
         return data, data
-    seed, round = int(request.config["seed"]), int(request.config["round"])
+    seed = int(request.config["seed"])
+    round = int(request.config["round"])
     order = rng(seed, round, "support", client).permutation(count)
     first = support_size(share, count)
     return with_rows(data, samples, np.sort(order[:first])), with_rows(data, samples, np.sort(order[first:]))
@@ -122,7 +126,9 @@ def support_size(share: float, count: int) -> int:
 def with_rows(data: Any, samples: Samples, rows: Any) -> Any:
     """The client with these of its samples to train on."""
     some = samples.rows(rows)
-    return replace(data, train=some) if isinstance(data, ClientData) else some
+    if isinstance(data, ClientData):
+        return replace(data, train=some)
+    return some
 
 
 def select_extras(

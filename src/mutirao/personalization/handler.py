@@ -4,18 +4,78 @@ What is personal lies in the site's state under `personal.`, and nothing of it i
 that has nothing of its own yet fits it first, as a new one does; that leaves no trace in its state.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Self
+
+from torch import nn
 
 from mutirao.core.arrays import Arrays, is_finite
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, Site
 from mutirao.errors import ConfigError
 from mutirao.personalization import Ditto, FedBN, FedRecon, Settings
-from mutirao.personalization.personal_layers import batch_norms, freeze_others, last_layer_names, matching_names
 from mutirao.training.plain import Outcomes, PlainTrainer, Requests, Sites
 from mutirao.training.pull import ANCHOR
+from mutirao.training.trainable_state import list_some
+
+
+def last_layer_names(module: nn.Module, names: Sequence[str]) -> list[str]:
+    """The arrays of the last layer that has weights of its own, of those that are in `names`."""
+    found: list[str] = []
+    for path, part in module.named_modules():
+        if own := [name for k in part._parameters if (name := array_name(path, k)) in names]:
+            found = own + [name for k in part._buffers if (name := array_name(path, k)) in names]
+    return found
+
+
+def matching_names(names: Sequence[str], patterns: str) -> list[str]:
+    """The arrays that fit patterns separated by commas, each of an array's name or of a layer's.
+
+    >>> named_layers(["0.weight", "2.weight", "2.bias"], "2")
+    ['2.weight', '2.bias']
+    """
+    wanted = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
+    for pattern in wanted:
+        if not any(matches_layer(name, pattern) for name in names):
+            raise ConfigError(
+                f"personal.layers: {pattern!r} fits none of the arrays that travel: {list_some(list(names))}"
+            )
+    return [name for name in names if any(matches_layer(name, pattern) for pattern in wanted)]
+
+
+def matches_layer(name: str, pattern: str) -> bool:
+    """Whether a pattern means this array, or a layer that holds it."""
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+
+
+def batch_norms(module: nn.Module, names: Sequence[str]) -> list[str]:
+    """Weights, biases and statistics of all batch normalisation, of those that are in `names`.
+
+    A layer of one's own counts if it says so: `is_batch_norm = True`.
+    """
+    kind = nn.modules.batchnorm._BatchNorm
+    parts = module.named_modules()
+    norms = {path for path, part in parts if isinstance(part, kind) or getattr(part, "is_batch_norm", False) is True}
+    return [name for name in names if name.rpartition(".")[0] in norms]
+
+
+def array_name(path: str, name: str) -> str:
+    """The name of an array in a part of a module."""
+    if path:
+        return f"{path}.{name}"
+    return name
+
+
+def freeze_others(make: Callable[[], nn.Module], names: Collection[str]) -> nn.Module:
+    """The module with all frozen but the parameters of these names."""
+    module = make()
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if name not in names:
+            parameter.requires_grad_(False)
+    return module
+
 
 PREFIX = "personal."
 # What corrects the steps of a whole model: its vectors do not fit a part of one.
@@ -31,7 +91,9 @@ def ask_each(trainer: Any, requests: Requests, sites: Sites) -> Outcomes:
 
 def ask_together(trainer: Any, requests: Requests, sites: Sites) -> Outcomes:
     """All at once, by the trainer's engine."""
-    return dict(trainer.many(requests, sites)) if requests else {}
+    if requests:
+        return dict(trainer.many(requests, sites))
+    return {}
 
 
 @dataclass(frozen=True)
@@ -174,7 +236,9 @@ class KeptLayersTrainer(PersonalTrainer):
     def own_model(self, request: Request, site: Site) -> Arrays | None:
         """What was received, with what the site keeps."""
         state = {name: site.state[PREFIX + name] for name in self.names if PREFIX + name in site.state}
-        return {**request.arrays, **state} if len(state) == len(self.names) else None
+        if len(state) == len(self.names):
+            return {**request.arrays, **state}
+        return None
 
     def starting_requests(self, requests: Requests) -> Requests:
         """With what is kept as it is at first."""
@@ -237,7 +301,9 @@ class SecondModelTrainer(PersonalTrainer):
         """The second model."""
         names = request.arrays.keys()
         state = {name: site.state[PREFIX + name] for name in names if PREFIX + name in site.state}
-        return state if state and len(state) == len(names) else None
+        if state and len(state) == len(names):
+            return state
+        return None
 
 
 def personal_trainer(trainer: PlainTrainer, kind: Settings) -> PlainTrainer:
@@ -256,7 +322,8 @@ def restricted_trainer(trainer: PlainTrainer, like: PlainTrainer, names: Collect
 
 def personal_names(trainer: PlainTrainer, kind: Settings) -> list[str]:
     """The arrays that a kind keeps at the client; ConfigError if there are none, or nothing else that is trained."""
-    module, travels = trainer.thread_module(), trainer.state_names.shared
+    module = trainer.thread_module()
+    travels = trainer.state_names.shared
     named = str(getattr(kind, "layers", ""))
     if isinstance(kind, FedBN):
         found = batch_norms(module, travels)

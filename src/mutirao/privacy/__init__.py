@@ -101,7 +101,8 @@ class Central(Settings):
             raise ConfigError("min_replies cannot be set with privacy=central, where the number selected is random")
         select, rate, expected = self.sample(select, clients)
         noise = self.noise_for(rate, 1)
-        adaptive_clip, draw = self.adaptive_clip(noise, expected), functools.partial(self.draw, config.seed)
+        adaptive_clip = self.adaptive_clip(noise, expected)
+        draw = functools.partial(self.draw, config.seed)
         added = float(config.secure.settings.get("noise", 0.0))
         return select, NoisyMean(aggregate, noise, self.clip, rate, expected, adaptive_clip, added, draw)
 
@@ -176,7 +177,8 @@ class AtClient(Settings):
 
         Those told most are looked at first: as a rule one is enough.
         """
-        roster, most = run.roster, 0.0
+        roster = run.roster
+        most = 0.0
         told = roster.figure(figure, 0.0)
         for i in np.argsort(-told, kind="stable").tolist():
             if told[i] <= most:
@@ -267,7 +269,8 @@ class DPSGD(AtClient):
     def releases(self, n: float) -> tuple[float, float, int]:
         """One a step."""
         batch = self.batch_size or 1
-        rate, steps = min(1.0, batch / n), (self.epochs or 1) * math.ceil(n / batch)
+        rate = min(1.0, batch / n)
+        steps = (self.epochs or 1) * math.ceil(n / batch)
         return self.noise_for(rate, steps), rate, steps
 
 
@@ -278,7 +281,8 @@ class LocalPrivacyHandler:
     """A handler whose updates are clipped and noised where they are made; `many` clients at once if it could before."""
 
     def __init__(self, handler: AnyHandler, privacy: Local) -> None:
-        self.handler, self.privacy = as_handler(handler), privacy
+        self.handler = as_handler(handler)
+        self.privacy = privacy
 
     @property
     def provides(self) -> frozenset[str]:
@@ -289,7 +293,9 @@ class LocalPrivacyHandler:
     def many(self) -> Many | None:
         """For many clients at once, if the handler has such a way."""
         many = self.handler.many
-        return None if many is None else functools.partial(self._many, many)
+        if many is None:
+            return None
+        return functools.partial(self._many, many)
 
     def agree(self, request: Request, site: Site) -> None:
         """What the handler says: nothing leaves with it."""
@@ -322,7 +328,9 @@ class LocalPrivacyHandler:
         return self.privacy.charge(site, self.privacy.deviation / 2, 1.0, 1)
 
     def _cover(self, reply: Reply, request: Request, site: Site, table: Releases) -> Reply:
-        noise, clip, config = self.privacy.deviation, self.privacy.clip, request.config
+        noise = self.privacy.deviation
+        clip = self.privacy.clip
+        config = request.config
         update, _ = clip_update(request.arrays, to_dense(request.arrays, reply.arrays), clip)
         draw = self.privacy.draw(int(config.get("seed", 0)), int(config.get("round", 0)), site.id)
         moved = add_noise(request.arrays, update, draw, noise * clip)
@@ -351,7 +359,8 @@ def within_budget(
                 "the model of that round is kept"
             )
         if (done := next(rounds, None)) is None:
-            return  # all rounds are made, or all groups have settled
+            # All rounds are made, or all groups have settled
+            return
         if figures := privacy.figures(run):
             for name in (EPSILON, NEXT):
                 done.row.pop(f"train_{name}", None)  # the mean over clients says nothing
@@ -367,7 +376,8 @@ def build_privacy(config: Any) -> Privacy:
     >>> type(privacy).__name__, privacy.rounds, privacy.budget
     ('Local', 50, 8.0)
     """
-    part, said = config.privacy, config.privacy.settings
+    part = config.privacy
+    said = config.privacy.settings
     if said.get("epsilon") and "noise" in said and "rounds" not in said:  # with `rounds`, a run has found it before
         raise ConfigError("privacy.noise and privacy.epsilon are both set: epsilon finds the noise, so leave one out")
     made: Privacy = build("privacy", part, rounds=config.rounds, batch_size=config.batch_size, epochs=config.epochs)
@@ -376,7 +386,8 @@ def build_privacy(config: Any) -> Privacy:
 
 def resolve_privacy(config: Any, clients: int) -> Part:
     """The privacy of a run as it is written down: with the noise that was found, and the rounds it was found for."""
-    part, privacy = config.privacy, build_privacy(config)
+    part = config.privacy
+    privacy = build_privacy(config)
     found = privacy.found(config, clients)
     if "rounds" in found and "rounds" not in part.settings:
         noise = f"noise {found['noise']:.4g}" if "noise" in found else "each client finds its own noise"

@@ -21,7 +21,8 @@ Releases = npt.NDArray[np.float64]
 Accountant = Literal["rdp", "prv"]
 
 NOTHING: Releases = np.zeros((0, 3))
-LEAST_NOISE, MOST_NOISE = 1e-3, 1e4
+LEAST_NOISE = 1e-3
+MOST_NOISE = 1e4
 ORDERS = (1.25, 1.5, 1.75, 2, 2.25, 2.5, 2.75, 3, 3.5, 4, 4.5, *range(5, 65), 80, 96, 128, 192, 256, 512, 1024)
 
 
@@ -78,7 +79,9 @@ def epsilon(table: Releases | None, delta: float, accountant: Accountant = "rdp"
     """
     if table is None or not len(table):
         return 0.0
-    return _prv(table, delta) if accountant == "prv" else _rdp(table, delta)
+    if accountant == "prv":
+        return _prv(table, delta)
+    return _rdp(table, delta)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -117,7 +120,8 @@ def _rdp(table: Releases, delta: float) -> float:
     opacus_rdp = import_opacus("accountants.analysis.rdp")
     total = sum(times * _rdp_of_release(float(noise), float(rate)) for noise, rate, times in table)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # at the first or last order the bound is looser than it could be, not wrong
+        # At the first or last order the bound is looser than it could be, not wrong
+        warnings.simplefilter("ignore")
         spent, _ = opacus_rdp.get_privacy_spent(orders=ORDERS, rdp=total, delta=delta)
     return max(0.0, float(spent))
 

@@ -40,7 +40,8 @@ class Poisson:
 
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
         """Who takes part."""
-        here, draw = roster.here(), rng if self.repeatable else Secret()
+        here = roster.here()
+        draw = rng if self.repeatable else Secret()
         return names_in(roster, here[draw.random(len(here)) < self.rate])
 
 
@@ -78,7 +79,8 @@ class NoisyMean:
             for name, value in update.items():
                 sums[name][arrays.get(name + ROWS, ...)] += value  # no row is sent twice
             scales[client] = {"clip_scale": scale}
-        draw, noise = self.draw(int(table[:, 2].sum())), self.noise
+        draw = self.draw(int(table[:, 2].sum()))
+        noise = self.noise
         if self.adaptive_clip:
             halves = sum(0.5 if found["clip_scale"] == 1.0 else -0.5 for found in scales.values())
             halves += float(draw.normal(0.0, self.adaptive_clip.count_noise, 1)[0])

@@ -18,7 +18,9 @@ from mutirao.selection import check_setting
 
 NextRound = Sequence[tuple[Arrays, AnyAggregator]]  # of each model of the round to come: its memory, its aggregator
 AtServer = tuple[AnySelector, AnyAggregator]
-EPSILON, NEXT = "epsilon", "epsilon_next"  # what a client tells of its own account: spent, and after one more round
+# What a client tells of its own account: spent, and after one more round
+EPSILON = "epsilon"
+NEXT = "epsilon_next"
 NOISE = 1.0  # unless it is said or found
 EPSILON_IF_SECRET = (
     "epsilon_if_secret"  # what it would be if the noise were not `repeatable`: nobody shall take it for epsilon
@@ -55,12 +57,16 @@ class Privacy:
     def figures(self, run: Run) -> dict[str, float]:
         """What a round's line in the history says of privacy."""
         spent = self.spent(run)
-        return {} if spent is None else {self.column: spent}
+        if spent is None:
+            return {}
+        return {self.column: spent}
 
     @property
     def column(self) -> str:
         """What the history calls what was spent."""
-        return EPSILON_IF_SECRET if self.repeatable else EPSILON
+        if self.repeatable:
+            return EPSILON_IF_SECRET
+        return EPSILON
 
 
 @dataclass(frozen=True)
@@ -119,4 +125,6 @@ class Settings(Privacy):
 
     def draw(self, seed: int, round: int, client: ClientId = "") -> Draw:
         """Where the noise of one release comes from, and whatever else must stay unknown."""
-        return rng(seed, round, "privacy", client) if self.repeatable else Secret()
+        if self.repeatable:
+            return rng(seed, round, "privacy", client)
+        return Secret()

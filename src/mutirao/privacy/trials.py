@@ -32,7 +32,9 @@ class Trial:
     @property
     def verdict(self) -> str:
         """In one word."""
-        return "good" if self.good else "BAD"
+        if self.good:
+            return "good"
+        return "BAD"
 
 
 Drill = Callable[[Path, Trial], None]

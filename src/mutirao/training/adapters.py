@@ -70,8 +70,11 @@ def is_table(data: Any) -> bool:
 
 def dataset_of(loader: "DataLoader[Any]") -> Any:
     """The Dataset behind a loader, without the samples that its sampler leaves out; batches are made anew."""
-    rows = getattr(loader.sampler, "indices", None)  # of SubsetRandomSampler: how people split a set
-    return loader.dataset if rows is None else Subset(loader.dataset, [int(i) for i in rows])
+    # Of SubsetRandomSampler: how people split a set
+    rows = getattr(loader.sampler, "indices", None)
+    if rows is None:
+        return loader.dataset
+    return Subset(loader.dataset, [int(i) for i in rows])
 
 
 def join_columns(columns: Mapping[str, Any], target: str) -> Pair:
@@ -100,7 +103,9 @@ def join_tensors(tensors: dict[str, Tensor], rows: int) -> Inputs:
     """Named tensors as inputs: numbers as one float32 vector a row, one array by itself, or else a dict."""
     if all(t.dim() == rows for t in tensors.values()):
         return torch.stack([t.to(torch.float32) for t in tensors.values()], rows)
-    return next(iter(tensors.values())) if len(tensors) == 1 else tensors
+    if len(tensors) == 1:
+        return next(iter(tensors.values()))
+    return tensors
 
 
 def split_item(item: Any, target: str) -> Pair:
@@ -155,7 +160,8 @@ def read_items(data: Any, target: str, limit: int) -> Pair:
         raise ValueError(f"{describe_type(data)} is empty")
     x, y = split_item(data[0], target)
     if hasattr(data, "column_names") and isinstance(data[0], Mapping) and size_of(x) * count <= limit:
-        return join_columns(data[:], target)  # all columns at once, as Hugging Face's Datasets give them
+        # All columns at once, as Hugging Face's Datasets give them
+        return join_columns(data[:], target)
     example = map_tensors(x, lambda t: t[None].clone())
     whole = size_of(x) * count <= limit
     lazy = LazyInputs(
@@ -183,4 +189,6 @@ def stored_labels(data: Any, target: str, first: Tensor) -> Tensor | None:
         return None
     y = as_labels(stored)
     last = split_item(data[len(data) - 1], target)[1]
-    return y if len(y) == len(data) and torch.equal(y[0], first) and torch.equal(y[-1], last) else None
+    if len(y) == len(data) and torch.equal(y[0], first) and torch.equal(y[-1], last):
+        return y
+    return None

@@ -36,7 +36,9 @@ def missing_capabilities(trainer: PlainTrainer) -> set[str]:
     """What a trainer cannot provide, as its steps are not a sum of gradients, or of gradients with a correction."""
     if trainer.optimizer != "sgd" or trainer.keep_optimizer:
         return {f"metrics:{EFFECTIVE_STEPS}", "config:correct", "comes:control", "extras:control"}
-    return {"config:correct", "comes:control", "extras:control"} if trainer.clip else set()
+    if trainer.clip:
+        return {"config:correct", "comes:control", "extras:control"}
+    return set()
 
 
 def add_correction(trainer: PlainTrainer, request: Request, site: Site) -> Request:
@@ -59,12 +61,14 @@ def add_correction(trainer: PlainTrainer, request: Request, site: Site) -> Reque
 def finish_correction(trainer: PlainTrainer, request: Request, site: Site, reply: Reply) -> Reply:
     """The reply to a request that was prepared, with what its method is told; what it keeps goes into the state."""
     samples = Samples.of(site.data)
-    wanted, method = read_extras(request.config, samples, trainer.loss), request.config.get("correct")
+    wanted = read_extras(request.config, samples, trainer.loss)
+    method = request.config.get("correct")
     if method is None and not wanted & {EFFECTIVE_STEPS, "start_loss"}:
         return reply
     hyperparameters = trainer.hyperparameters(request.config)
     steps = len(hyperparameters.lengths(len(samples), trainer.needs_two_samples()))
-    told, extras = {}, {}
+    told = {}
+    extras = {}
     if EFFECTIVE_STEPS in wanted:
         told[EFFECTIVE_STEPS] = effective_steps(hyperparameters.lr, trainer.momentum, hyperparameters.mu, steps)
     if "start_loss" in wanted:
@@ -116,7 +120,8 @@ def feddyn_state(site: Site) -> Arrays:
 
 def full_gradient(trainer: PlainTrainer, request: Request, site: Site, samples: Samples) -> Arrays:
     """The gradient of the mean loss over all samples at the model received; 0 of what is not trained."""
-    samples, size = trainer.to_device(samples), trainer.hyperparameters(request.config).batch_size
+    samples = trainer.to_device(samples)
+    size = trainer.hyperparameters(request.config).batch_size
     model = trainer.state_names.prepare(trainer.fill(request.arrays))
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     total = [torch.zeros_like(p) for p in named.values()]

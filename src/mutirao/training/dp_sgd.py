@@ -62,7 +62,8 @@ class PrivateTrainer:
         n = len(Samples.of(site.data))
         read_hyperparameters(request.config, SUPPORTED)
         hyperparameters = self.trainer.hyperparameters(request.config)
-        steps, rate = len(hyperparameters.lengths(n)), min(1.0, hyperparameters.batch_size / n)
+        steps = len(hyperparameters.lengths(n))
+        rate = min(1.0, hyperparameters.batch_size / n)
         noise = self.privacy.noise_for(rate, steps)
         table = self.privacy.charge(site, noise, rate, steps)
         arrays = self.train(request, site, hyperparameters, noise, rate, steps)
@@ -82,9 +83,13 @@ class PrivateTrainer:
         from opacus import GradSampleModule
         from opacus.optimizers import DPOptimizer
 
-        trainer, config, samples = self.trainer, request.config, Samples.of(site.data)
-        seed, round = int(config["seed"]), int(config["round"])
-        draw, clip = self.privacy.draw(seed, round, site.id), self.privacy.clip
+        trainer = self.trainer
+        config = request.config
+        samples = Samples.of(site.data)
+        seed = int(config["seed"])
+        round = int(config["round"])
+        draw = self.privacy.draw(seed, round, site.id)
+        clip = self.privacy.clip
         expected = hyperparameters.batch_size if rate < 1 else len(samples)
         with seeded(0):  # as every module of a trainer is made, so that what is frozen is the same
             module = trainer.fill(request.arrays, trainer.model())

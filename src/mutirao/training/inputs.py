@@ -25,7 +25,9 @@ def as_tensor(values: Any, what: str, right: str = TEXT_HINT) -> Tensor:
     tensor = values if isinstance(values, Tensor) else to_tensor(values, what, right)
     if tensor.requires_grad:
         tensor = tensor.detach()  # data are not trained
-    return tensor.to(torch.float32) if tensor.dtype in CAST_TO_FLOAT32 else tensor
+    if tensor.dtype in CAST_TO_FLOAT32:
+        return tensor.to(torch.float32)
+    return tensor
 
 
 def to_tensor(values: Any, what: str, right: str) -> Tensor:
@@ -49,7 +51,9 @@ def to_tensor(values: Any, what: str, right: str) -> Tensor:
         array = array.astype(np.int64)  # torch does next to nothing with these
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nobody writes to samples
-        return torch.from_numpy(array) if array.ndim else torch.tensor(array.item())
+        if array.ndim:
+            return torch.from_numpy(array)
+        return torch.tensor(array.item())
 
 
 def numbers_of_objects(array: np.ndarray[Any, Any], what: str, right: str) -> np.ndarray[Any, Any]:
@@ -85,7 +89,9 @@ def check_shapes(rows: Any, what: str) -> None:
 def as_labels(values: Any, what: str = "y") -> Tensor:
     """Labels: classes as int64, whatever integers or truth values they were, and numbers as float32."""
     y = as_tensor(values, what, CLASS_HINT)
-    return y if y.is_floating_point() or y.dtype is torch.int64 else y.to(torch.int64)
+    if y.is_floating_point() or y.dtype is torch.int64:
+        return y
+    return y.to(torch.int64)
 
 
 def as_inputs(values: Any) -> "Inputs | LazyInputs":
@@ -114,14 +120,18 @@ def tensors_in(x: "Inputs | LazyInputs") -> list[Tensor]:
     """The tensors of inputs; of lazy ones, those of a first sample."""
     if isinstance(x, LazyInputs):
         return tensors_in(x.example)
-    return [x] if isinstance(x, Tensor) else list(x.values() if isinstance(x, dict) else x)
+    if isinstance(x, Tensor):
+        return [x]
+    return list(x.values() if isinstance(x, dict) else x)
 
 
 def map_tensors(x: Any, how: Callable[[Any], Any]) -> Any:
     """The same structure with each of its tensors changed."""
     if isinstance(x, dict):
         return {name: how(t) for name, t in x.items()}
-    return tuple(how(t) for t in x) if isinstance(x, tuple) else how(x)
+    if isinstance(x, tuple):
+        return tuple(how(t) for t in x)
+    return how(x)
 
 
 def input_kind(x: "Inputs | LazyInputs") -> Any:
@@ -131,7 +141,9 @@ def input_kind(x: "Inputs | LazyInputs") -> Any:
     if isinstance(x, LazyInputs):
         return "lazy", id(x), input_kind(x.example)
     each = [(t.shape[1:], t.dtype) for t in tensors_in(x)]
-    return tuple(zip(x, each, strict=True)) if isinstance(x, dict) else tuple(each)
+    if isinstance(x, dict):
+        return tuple(zip(x, each, strict=True))
+    return tuple(each)
 
 
 def call_model(model: nn.Module, x: Any, reads: Callable[..., Any] | None = None) -> Any:
@@ -147,4 +159,6 @@ def call_model(model: nn.Module, x: Any, reads: Callable[..., Any] | None = None
         inspect.signature(reads or model.forward).bind(*given, **{str(k): v for k, v in dict(named).items()})
     except TypeError:
         return model(x)
-    return model(*x) if isinstance(x, tuple) else model(**x)
+    if isinstance(x, tuple):
+        return model(*x)
+    return model(**x)

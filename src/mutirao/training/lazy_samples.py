@@ -24,7 +24,9 @@ class LazyInputs:
     """
 
     def __init__(self, read: Read, count: int, example: Any, keep: int) -> None:
-        self.read, self.count, self.example = read, count, example
+        self.read = read
+        self.count = count
+        self.example = example
         size = sum(t.nbytes for t in self._tensors(example))
         self.room = min(count, keep // max(1, size))
         self._held = [t.new_empty((self.room, *t.shape[1:])) for t in self._tensors(example)]
@@ -41,7 +43,8 @@ class LazyInputs:
         place = self._place[rows]
         known = np.flatnonzero(place >= 0)
         if len(known):
-            here, there = torch.from_numpy(known), torch.from_numpy(place[known])
+            here = torch.from_numpy(known)
+            there = torch.from_numpy(place[known])
             for to, held in zip(out, self._held, strict=True):
                 to[here] = held[there]
         for i in np.flatnonzero(place < 0).tolist():
@@ -76,7 +79,9 @@ class LazyInputs:
     def _like(self, tensors: list[Tensor]) -> Any:
         if isinstance(self.example, dict):
             return dict(zip(self.example, tensors, strict=True))
-        return tuple(tensors) if isinstance(self.example, tuple) else tensors[0]
+        if isinstance(self.example, tuple):
+            return tuple(tensors)
+        return tensors[0]
 
     def _tensors(self, x: Any) -> list[Tensor]:
         """The tensors of one sample, in the order of the example's."""
@@ -86,14 +91,18 @@ class LazyInputs:
             )
         if isinstance(x, dict):
             return [x[name] for name in self.example]
-        return list(x) if isinstance(x, tuple) else [x]
+        if isinstance(x, tuple):
+            return list(x)
+        return [x]
 
 
 def describe_structure(x: Any) -> str:
     """What inputs consist of, in a few words."""
     if isinstance(x, dict):
         return f"a dict of {', '.join(sorted(map(str, x)))}"
-    return f"a tuple of {len(x)}" if isinstance(x, tuple) else "one tensor"
+    if isinstance(x, tuple):
+        return f"a tuple of {len(x)}"
+    return "one tensor"
 
 
 def describe_tensor(tensor: Tensor) -> str:

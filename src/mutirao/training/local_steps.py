@@ -19,7 +19,8 @@ class LocalHyperparameters:
 
     def plan(self, rng: np.random.Generator, n: int, at_least_two: bool = False) -> list[Index]:
         """Which samples make up each step: shuffled epochs cut into batches, the same for every engine."""
-        order, ends = self.order(rng, n, at_least_two), np.cumsum(self.lengths(n, at_least_two)).tolist()
+        order = self.order(rng, n, at_least_two)
+        ends = np.cumsum(self.lengths(n, at_least_two)).tolist()
         return [order[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
     def lengths(self, n: int, at_least_two: bool = False) -> list[int]:
@@ -37,8 +38,11 @@ class LocalHyperparameters:
             raise ValueError("has no samples to train on")
         whole, rest = divmod(n, self.batch_size)
         if rest == 1 and at_least_two and whole:
-            rest = 0  # batch normalisation cannot train on a batch of one
+            # Batch normalisation cannot train on a batch of one
+            rest = 0
         return [self.batch_size] * whole + ([rest] if rest else [])
 
     def _epochs(self, epoch: list[int]) -> int:
-        return -(-self.steps // len(epoch)) if self.steps else self.epochs
+        if self.steps:
+            return -(-self.steps // len(epoch))
+        return self.epochs

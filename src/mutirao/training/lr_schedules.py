@@ -99,7 +99,9 @@ class Warmup:
         if round <= self.rounds:
             return max(1, round) / self.rounds
         rest = None if self.length is None else self.length - self.rounds
-        return 1.0 if self.then == "constant" else cosine_decay(round - self.rounds, rest, 0.0)
+        if self.then == "constant":
+            return 1.0
+        return cosine_decay(round - self.rounds, rest, 0.0)
 
 
 NAMES = {"constant": Constant, "cosine": Cosine, "step": Step, "warmup": Warmup}

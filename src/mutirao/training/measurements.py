@@ -53,7 +53,9 @@ def has_error_measures(loss: Loss, y: Tensor) -> bool:
 def training_metrics(total: float, right: int | None, seen: int) -> dict[str, float]:
     """Mean loss and, where the labels are classes, accuracy, from sums over samples."""
     metrics = {"loss": float(total) / seen}
-    return metrics if right is None else metrics | {"accuracy": right / seen}
+    if right is None:
+        return metrics
+    return metrics | {"accuracy": right / seen}
 
 
 def squared_errors(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:

@@ -173,7 +173,8 @@ def optimizer_fault(optimizer: Optimizer, momentum: float, weight_decay: float) 
             f"{k} is {v!r}, which a function that makes an optimiser has to say by itself" for k, v in given.items()
         ]
         return "".join(said[:1])
-    takes, step = inspect.signature(optimizer.__init__).parameters, getattr(optimizer, "step", None)
+    takes = inspect.signature(optimizer.__init__).parameters
+    step = getattr(optimizer, "step", None)
     needs = inspect.signature(step).parameters.values() if step else ()
     if "lr" not in takes or not step or any(p.default is p.empty and p.name != "self" for p in needs):
         return f"optimizer is {optimizer.__name__}, but must take a `lr`, and steps without a closure"
@@ -191,6 +192,7 @@ def arrays_of(model: nn.Module, names: Iterable[str] | None = None) -> Arrays:
 def seeded(seed: int, device: torch.device = CPU) -> Iterator[None]:
     """Torch's own randomness (dropout, initialisation) from `seed`, leaving the global state as it was."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # the same bits as torch.manual_seed, which notes where it was called
+        # The same bits as torch.manual_seed, which notes where it was called
+        torch.default_generator.manual_seed(seed)
         with seeded_at(device, seed) if device.type != "cpu" else contextlib.nullcontext():
             yield

@@ -117,7 +117,8 @@ class PlainTrainer:
         try:
             made = cls(model, **{k: getattr(config, k) for k in names} | more)
             if made.device != "auto":
-                made.torch_device()  # a GPU that is not there is said before anything is read
+                # A GPU that is not there is said before anything is read
+                made.torch_device()
             return made
         except ValueError as error:
             raise ConfigError(str(error)) from error
@@ -158,8 +159,11 @@ class PlainTrainer:
 
     def train(self, request: Request, site: Site, randomness: Randomness | None = None) -> Reply:
         """One client's training, batch by batch."""
-        samples, config = self.to_device(Samples.of(site.data)), request.config
-        seed, round, extras = int(config["seed"]), int(config["round"]), read_extras(config, samples, self.loss)
+        samples = self.to_device(Samples.of(site.data))
+        config = request.config
+        seed = int(config["seed"])
+        round = int(config["round"])
+        extras = read_extras(config, samples, self.loss)
         hyperparameters = self.hyperparameters(config)
         probed = self.probe(request.arrays, samples, probe_samples(config), extras) if extras & PROBED else {}
         model = self.state_names.prepare(self.fill(request.arrays))
@@ -168,8 +172,10 @@ class PlainTrainer:
         if self.keep_optimizer:
             optimizer.load_state(site.state)
         place = self.torch_device()
-        total, right = torch.zeros((), device=place), torch.zeros((), dtype=torch.int64, device=place)
-        errors, sizes = list[Tensor](), list[int]()
+        total = torch.zeros((), device=place)
+        right = torch.zeros((), dtype=torch.int64, device=place)
+        errors = list[Tensor]()
+        sizes = list[int]()
         draw = rng(seed, round, "transform", site.id) if self.transform is not None else None
         with one_thread(), (randomness or partial(seeded, device=place))(derive_seed(seed, round, "torch", site.id)):
             for batch in hyperparameters.plan(
@@ -202,7 +208,8 @@ class PlainTrainer:
         if self.steps and "epochs" in told:
             raise Refused("told.epochs", f"so many as make {self.steps} steps are made here")
         lr = told["lr"] if "lr" in told else self.lr * factor_of(self.schedule, int(config["round"]))
-        epochs, size = told.get("epochs", self.epochs), told.get("batch_size", self.batch_size)
+        epochs = told.get("epochs", self.epochs)
+        size = told.get("batch_size", self.batch_size)
         return LocalHyperparameters(lr, epochs, self.steps, size, told.get("mu", self.mu))
 
     def make_optimizer(
@@ -217,7 +224,8 @@ class PlainTrainer:
 
     def pulls(self, named: Mapping[str, nn.Parameter], request: Request) -> dict[str, list[Tensor]]:
         """What a request has the steps of these weights pulled by, as tensors where they are trained."""
-        pull, found = Pull.of(request), dict[str, list[Tensor]]()
+        pull = Pull.of(request)
+        found = dict[str, list[Tensor]]()
         for key, arrays in (("anchors", pull.anchor), ("corrections", pull.correction)):
             if arrays:
                 usual = request.arrays if key == "anchors" else {}
@@ -230,7 +238,9 @@ class PlainTrainer:
         """A module for one thread, whatever it holds, where it is trained, laid out as convolutions like it best."""
         with seeded(0):  # making it must not move anybody's randomness
             module: nn.Module = self.model().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return module.to(self.torch_device()) if self.torch_device().type != "cpu" else module
+        if self.torch_device().type != "cpu":
+            return module.to(self.torch_device())
+        return module
 
     def torch_device(self) -> torch.device:
         """Where it trains and judges; found once."""
@@ -264,7 +274,8 @@ class PlainTrainer:
     def fill(self, arrays: Arrays, module: nn.Module | None = None) -> nn.Module:
         """This thread's own module, or another one, holding `arrays`; what does not travel stays as it is."""
         module = module or self.thread_module()
-        own, names = module.state_dict(), self.state_names.shared
+        own = module.state_dict()
+        names = self.state_names.shared
         if set(names) != arrays.keys():
             raise ValueError(f"the model's arrays are {', '.join(names)}; received {', '.join(arrays)}")
         with torch.no_grad():
@@ -312,7 +323,8 @@ class PlainTrainer:
         return bool(self._cache["two"])
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {"_thread", "_cache"}  # a thread's module stays with the thread, and programs with the process
+        # A thread's module stays with the thread, and programs with the process
+        kept = {"_thread", "_cache"}
         return {k: v for k, v in self.__dict__.items() if k not in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -13,7 +13,8 @@ import numpy as np
 from mutirao.core.arrays import Array, Arrays, is_finite
 from mutirao.core.fleet import Request
 
-CORRECTION, ANCHOR = "correction.", "anchor."
+CORRECTION = "correction."
+ANCHOR = "anchor."
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +30,9 @@ class Pull:
         if not request.extras:
             return NOTHING
         correction, anchor = (extras_under(request, prefix) for prefix in (CORRECTION, ANCHOR))
-        return cls(correction, anchor) if correction or anchor else NOTHING
+        if correction or anchor:
+            return cls(correction, anchor)
+        return NOTHING
 
     def corrections(self, names: Iterable[str], like: Iterable[Array]) -> list[Array]:
         """The correction of each of these arrays, 0 where there is none."""

@@ -38,7 +38,8 @@ class Samples:
         self.x: Any = as_inputs(x)
         self.y = as_labels(y)
         self.index = index
-        self.device: torch.device | None = None  # where batches are brought to; None: where the samples lie
+        # Where batches are brought to; None: where the samples lie
+        self.device: torch.device | None = None
         for name, part in named_inputs(self.x):
             if len(part) != len(self.y):
                 raise ValueError(f"{len(part)} rows of {name} and {len(self.y)} of y do not belong together")
@@ -51,10 +52,14 @@ class Samples:
         """
         if isinstance(data, ClientData):
             return data.train
-        return data if isinstance(data, cls) else cls(*read_data(data, target, limit))
+        if isinstance(data, cls):
+            return data
+        return cls(*read_data(data, target, limit))
 
     def __len__(self) -> int:
-        return len(self.y) if self.index is None else len(self.index)
+        if self.index is None:
+            return len(self.y)
+        return len(self.index)
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -91,7 +96,9 @@ class Samples:
         return self._take(chosen, where), self.y[where]
 
     def _take(self, chosen: Index, where: Tensor) -> Any:
-        return self.x.fetch(chosen) if isinstance(self.x, LazyInputs) else map_tensors(self.x, lambda t: t[where])
+        if isinstance(self.x, LazyInputs):
+            return self.x.fetch(chosen)
+        return map_tensors(self.x, lambda t: t[where])
 
     def _bring(self, chosen: Index, where: Tensor) -> tuple[Any, Tensor]:
         return map_tensors(self._take(chosen, where), lambda t: t.to(self.device)), self.y[where].to(self.device)
@@ -139,7 +146,9 @@ class ClientData:
 
     def agreed(self) -> dict[str, str]:
         """Its own names for its classes, by digest, if it has any: all must have the same, in the same order."""
-        return agreed_classes(self.classes) if self.classes else {}
+        if self.classes:
+            return agreed_classes(self.classes)
+        return {}
 
     def counts(self) -> dict[str, int]:
         """How many samples it has of each class, if its classes have names: to train on and kept back together."""
@@ -175,7 +184,9 @@ def poison(
     samples = Samples.of(data)
     x, y = samples.batch(slice(0, len(samples)))
     changed = Samples(*how(map_tensors(x, Tensor.numpy), y.numpy()))
-    return replace(data, train=changed) if isinstance(data, ClientData) else changed
+    if isinstance(data, ClientData):
+        return replace(data, train=changed)
+    return changed
 
 
 class Population(Mapping[ClientId, Any]):
@@ -198,7 +209,9 @@ def can_evaluate(population: Mapping[ClientId, Any], surely: bool = False) -> bo
     if isinstance(population, Population):
         return population.has_tests
     known = isinstance(population, dict)
-    return all(isinstance(data, ClientData) for data in population.values()) if known else not surely
+    if known:
+        return all(isinstance(data, ClientData) for data in population.values())
+    return not surely
 
 
 @dataclass(eq=False, repr=False)
@@ -222,7 +235,8 @@ class VirtualClients(Population):
     sees: Callable[[int, Samples], Samples] | None = None
 
     def __post_init__(self) -> None:
-        self.x, self.y = as_inputs(self.x), as_labels(self.y)
+        self.x = as_inputs(self.x)
+        self.y = as_labels(self.y)
         count = len(self.offsets) - 1
         if self.test is not None and len(self.tests) != count:
             raise ValueError(f"{len(self.tests)} lists of test rows for {count} clients")

@@ -44,7 +44,8 @@ def answer_many(
     """The same answers as one by one, all clients of one plan at once; `alone` answers what no trainer is asked."""
     out: dict[ClientId, Reply | Failure] = {}
     ready: dict[Plan, tuple[dict[ClientId, Request], dict[ClientId, Site]]] = {}
-    shared: dict[int, Request] = {}  # clients with one request are judged in one pass
+    # Clients with one request are judged in one pass
+    shared: dict[int, Request] = {}
     for client, request in sorted(requests.items()):
         try:
             if is_alone(request, sites[client]):
@@ -55,7 +56,8 @@ def answer_many(
             out[client] = failure_of(error)
             continue
         asking, at = ready.setdefault(plan, ({}, {}))
-        asking[client], at[client] = shared.setdefault(id(request), asked), samples
+        asking[client] = shared.setdefault(id(request), asked)
+        at[client] = samples
     for plan, (asking, at) in ready.items():
         many = as_handler(trainer(plan)).many
         out |= many(asking, at) if many is not None else {}

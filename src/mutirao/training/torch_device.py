@@ -42,7 +42,9 @@ def find_device(name: str, is_worth_it: Callable[[], bool]) -> torch.device:
 def count_devices(kind: str) -> int:
     """How many devices of a kind this torch can use."""
     if kind == "cuda":
-        return torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if torch.cuda.is_available():
+            return torch.cuda.device_count()
+        return 0
     return int(torch.backends.mps.is_available())
 
 
@@ -74,7 +76,9 @@ def free_bytes(device: torch.device) -> float:
 def random_state(device: torch.device) -> Tensor:
     """Where the random numbers of the CPU and of a device stand."""
     here = torch.get_rng_state()
-    return here if device.type == "cpu" else torch.cat([here, backend_of(device).get_rng_state()])
+    if device.type == "cpu":
+        return here
+    return torch.cat([here, backend_of(device).get_rng_state()])
 
 
 def backend_of(device: torch.device) -> Any:

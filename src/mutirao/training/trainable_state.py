@@ -20,7 +20,8 @@ class StateNames:
         """The module in training mode, but for normalisation and the like whose statistics stay where they are."""
         module.train()
         for path in self.frozen_modules:
-            module.get_submodule(path).training = False  # it alone: a layer of dropout within it goes on dropping
+            # It alone: a layer of dropout within it goes on dropping
+            module.get_submodule(path).training = False
         return module
 
 
@@ -61,7 +62,8 @@ def is_frozen(module: nn.Module, name: str) -> bool:
     if last in module.get_submodule(path)._parameters:
         return True
     while not (own := list(module.get_submodule(path).parameters())) and path:
-        path = path.rpartition(".")[0]  # a layer without parameters belongs to what it is a part of
+        # A layer without parameters belongs to what it is a part of
+        path = path.rpartition(".")[0]
     return bool(own) and not any(p.requires_grad for p in own)
 
 

@@ -9,9 +9,9 @@ from mutirao.core.hyperparameters import HYPERPARAMETERS
 from mutirao.privacy import DPSGD
 from mutirao.training.corrections import missing_capabilities
 from mutirao.training.dp_sgd import PrivateTrainer
+from mutirao.training.engine.attention import accelerate_encoders
 from mutirao.training.engine.batched_evaluation import evaluate_model
 from mutirao.training.engine.dispatch import answer_request, answer_requests
-from mutirao.training.engine.encoder import accelerate_encoders
 from mutirao.training.engine.recurrent import accelerate_recurrent
 from mutirao.training.engine.winograd import accelerate_convolutions
 from mutirao.training.measurements import PROBED
@@ -67,4 +67,6 @@ class Trainer(PlainTrainer):
         """A module for one thread; our kernels do what they do faster unless `engine` asks for torch's own."""
         module = super().make()
         own = self.engine in ("auto", "threads", "processes") and self.torch_device().type == "cpu"
-        return accelerate_recurrent(accelerate_encoders(accelerate_convolutions(module))) if own else module
+        if own:
+            return accelerate_recurrent(accelerate_encoders(accelerate_convolutions(module)))
+        return module

@@ -14,8 +14,8 @@ from mutirao.core.arrays import Arrays, weighted_mean
 from mutirao.core.fleet import Failure, Reply, Request, Site
 from mutirao.privacy.secure_aggregation import SecAggPlus
 from mutirao.privacy.secure_aggregation.fixed_point import FixedPoint
-from mutirao.privacy.secure_aggregation.neighbours import draw_neighbours
 from mutirao.privacy.secure_aggregation.settings import KEYS, MASKED, SHARES, STAGES, UNMASK
+from mutirao.privacy.secure_aggregation.summing_fleet import draw_neighbours
 
 
 def assert_mean_of(reply: Reply, clients: list[str], secure: SecAggPlus) -> None:

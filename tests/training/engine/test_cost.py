@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mutirao.core.fleet import Request, Site
-from mutirao.training.engine.cost import HEAVY_CALL, count_calls, is_busy
+from mutirao.training.engine.dispatch import HEAVY_CALL, count_calls, is_busy
 from mutirao.training.engine.jobs import Job, plan_jobs
 from mutirao.training.trainer import Trainer
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mutirao.training.engine import attention, encoder
-from mutirao.training.engine.encoder import accelerate_encoders
+from mutirao.training.engine import attention
+from mutirao.training.engine.attention import accelerate_encoders
 from mutirao.training.engine.tracer import trace_step
 from mutirao.training.optimizers import one_thread
 from mutirao.training.trainer import Trainer
@@ -56,8 +56,8 @@ def _one_thread() -> Iterator[None]:
 def used(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the kernel was asked for."""
     calls: list[Any] = []
-    apply = encoder.EncoderKernel.apply
-    monkeypatch.setattr(encoder.EncoderKernel, "apply", lambda *args: (calls.append(args), apply(*args))[1])
+    apply = attention.EncoderKernel.apply
+    monkeypatch.setattr(attention.EncoderKernel, "apply", lambda *args: (calls.append(args), apply(*args))[1])
     return calls
 
 
@@ -174,9 +174,9 @@ def test_a_trainer_keeps_torchs_own_if_asked(engine: str, ours: bool) -> None:
 
 def test_the_kernel_refuses_what_does_not_fit() -> None:
     def arrays(width: int, heads: int, hidden: int) -> list[Any]:
-        x, *held = sequences(2, 5, width), *encoder.encoder_weights(layer(width, 1, hidden))
+        x, *held = sequences(2, 5, width), *attention.encoder_weights(layer(width, 1, hidden))
         kept = [(2, 5, 3 * width), (2, heads, 2, 5), *[(2, 5, width)] * 3, (2, 5, hidden), (2, 2, 5)]
-        return [*encoder.numpy_views(x, x.clone(), *held), *(np.zeros(shape, np.float32) for shape in kept)]
+        return [*attention.numpy_views(x, x.clone(), *held), *(np.zeros(shape, np.float32) for shape in kept)]
 
     right = arrays(16, 2, 32)
     attention.kernel.encode(0.5, 1e-5, 1e-5, tuple(right))

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from mutirao.core.arrays import Arrays, digest, flat
 from mutirao.core.fleet import Failure, Reply, Request, Site
-from mutirao.training.engine import dropout_masks, fused
+from mutirao.training.engine import dropout, fused
 from mutirao.training.engine.dispatch import train_many
 from mutirao.training.engine.jobs import plan_jobs
 from mutirao.training.engine.tracer import Unsupported
@@ -245,17 +245,17 @@ def test_dropout_leaves_out_the_same_numbers_as_torch_round_by_round(model: str)
 def test_masks_drawn_by_torch_are_those_drawn_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     for drawn_here in (True, False):
-        monkeypatch.setattr(dropout_masks, "draws_like_torch", lambda drawn_here=drawn_here: drawn_here)
+        monkeypatch.setattr(dropout, "draws_like_torch", lambda drawn_here=drawn_here: drawn_here)
         trainer = Trainer(FITS["dropout of inputs"], batch_size=16, epochs=2, engine="fused")
         made.append({c: digest(reply.arrays) for c, reply in answers(trainer, population(SIZES)).items()})
-    assert made[0] == made[1] or not dropout_masks.draws_like_torch.__wrapped__()
+    assert made[0] == made[1] or not dropout.draws_like_torch.__wrapped__()
 
 
 @pytest.mark.parametrize(("width", "dropped"), [(512, 0.2), (1, 0.5), (37, 0.9), (16, 1e-3)])
 def test_masks_are_those_of_torch(width: int, dropped: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dropout_masks, "draws_like_torch", lambda: False)
+    monkeypatch.setattr(dropout, "draws_like_torch", lambda: False)
     layers, layer = [(5, 0.0), (width, dropped), (3, 1.0), (7, 0.3)], nn.Dropout(dropped)
-    (unused, (_, first), (kept, none), (_, other)), draw = dropout_masks.kernel_masks(layers, 32, seed=2**62 + 5)
+    (unused, (_, first), (kept, none), (_, other)), draw = dropout.kernel_masks(layers, 32, seed=2**62 + 5)
     assert (unused, kept) == (None, 0)
     with seeded(2**62 + 5):
         for length in (32, 32, 1, 24, 32, 17):

@@ -64,7 +64,8 @@ class FixedPoint:
 
     def write(self, current: Arrays, reply: Reply, weight: int) -> tuple[Words, Words]:
         """A client's part of the sum: its update in words, and, in wide words, weight, metrics, integers."""
-        update, most = self.update_of(current, reply) if reply.arrays else {}, 2.0 ** (self.secure.bits - 1)
+        update = self.update_of(current, reply) if reply.arrays else {}
+        most = 2.0 ** (self.secure.bits - 1)
         with np.errstate(over="ignore"):
             scaled = np.clip(flat(update) / self.step, -most, most)
         whole = (np.trunc(scaled) if self.secure.clip else np.rint(scaled)).astype(np.int64) * weight
@@ -80,7 +81,8 @@ class FixedPoint:
     def update_of(self, current: Arrays, reply: Reply) -> Arrays:
         """The update of the arrays of floating point, no longer than it may be."""
         if self.secure.clip:
-            update, deviation = clip_update(current, reply.arrays, self.secure.clip)[0], self.secure.noise
+            update = clip_update(current, reply.arrays, self.secure.clip)[0]
+            deviation = self.secure.noise
             if deviation:  # a share of the noise of the sum, which nobody sees without it
                 return {k: u + Secret().normal(0.0, deviation * self.secure.clip, u.shape) for k, u in update.items()}
             return update
@@ -100,7 +102,8 @@ class FixedPoint:
     def read(self, current: Arrays, update: Words, wide: Words, trained: bool) -> tuple[Arrays, dict[str, float], int]:
         """The mean model, the mean metrics and the sum of weights that a sum stands for."""
         counts = wide.view(np.int64)
-        total, known = int(counts[0]), counts[1 : 1 + 2 * len(self.metrics)].reshape(-1, 2)
+        total = int(counts[0])
+        known = counts[1 : 1 + 2 * len(self.metrics)].reshape(-1, 2)
         if not 0 < total <= self.secure.most_samples * self.clients:
             raise ValueError("the sum of the weights cannot be")
         metrics = {
@@ -110,12 +113,15 @@ class FixedPoint:
         }
         if not trained:
             return {}, metrics, total
-        mean, arrays, at = update.view(SIGNED[update.dtype]) * (self.step / total), dict(current), 0
+        mean = update.view(SIGNED[update.dtype]) * (self.step / total)
+        arrays = dict(current)
+        at = 0
         for name in sorted(k for k, v in current.items() if v.dtype.kind == "f"):
             x = current[name]
             arrays[name] = cast_to(x + mean[at : at + x.size].reshape(x.shape), x.dtype)
             at += x.size
-        rest, at = counts[1 + 2 * len(self.metrics) :], 0
+        rest = counts[1 + 2 * len(self.metrics) :]
+        at = 0
         for name in integers(current):
             x = current[name]
             arrays[name] = shift(x, rest[at : at + x.size].reshape(x.shape), total)

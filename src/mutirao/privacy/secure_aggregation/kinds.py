@@ -114,16 +114,16 @@ def secure_of(config: Any) -> Secure:
 
 def to_table(secure: Secure) -> dict[str, Any]:
     """A kind with its settings, as it travels between processes of one site."""
-    return {"name": "secagg+", **asdict(secure)} if isinstance(secure, SecAggPlus) else {"name": "none"}
+    if isinstance(secure, SecAggPlus):
+        return {"name": "secagg+", **asdict(secure)}
+    return {"name": "none"}
 
 
 def from_table(table: Mapping[str, Any]) -> Secure:
     """What `to_table` was given."""
-    return (
-        SecAggPlus(**{k: v for k, v in table.items() if k != "name"})
-        if table["name"] == "secagg+"
-        else NoSecureAggregation()
-    )
+    if table["name"] == "secagg+":
+        return SecAggPlus(**{k: v for k, v in table.items() if k != "name"})
+    return NoSecureAggregation()
 
 
 def require_flower() -> None:

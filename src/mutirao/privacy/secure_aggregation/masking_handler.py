@@ -53,14 +53,18 @@ class MaskingHandler:
     """A handler that answers the stages of a sum, and refuses whatever would tell of this client alone."""
 
     def __init__(self, handler: AnyHandler, secure: Settings) -> None:
-        self.handler, self.secure = as_handler(handler), secure
-        self.provides, self.private = self.handler.provides, self.handler.private
+        self.handler = as_handler(handler)
+        self.secure = secure
+        self.provides = self.handler.provides
+        self.private = self.handler.private
 
     @property
     def many(self) -> Many | None:
         """For many clients at once, if the handler has such a way."""
         many = self.handler.many
-        return None if many is None else functools.partial(self._many, many)
+        if many is None:
+            return None
+        return functools.partial(self._many, many)
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """The answer to a stage."""
@@ -108,16 +112,19 @@ class MaskingHandler:
 
     def make_keys(self, request: Request, site: Site) -> Reply:
         """Begin a session: two key pairs, one for letters to neighbours and one for masks."""
-        session, settings = setting_of(request, "session"), setting_of(request, "settings")
+        session = setting_of(request, "session")
+        settings = setting_of(request, "settings")
         if settings != FixedPoint(self.secure, 1).text():
             raise Refused("secure.settings", f"this site sums with {FixedPoint(self.secure, 1).text()}")
-        letters, masks = draw_secret(), draw_secret()
+        letters = draw_secret()
+        masks = draw_secret()
         save_session(site, {"session": session, "next": SHARES, "letters": letters.hex(), "masks": masks.hex()})
         return Reply({}, {"letters": byte_array(public_of(letters)), "masks": byte_array(public_of(masks))}, {}, 1)
 
     def share_secrets(self, request: Request, site: Site) -> Reply:
         """Share the two secrets that unmask this client among its neighbours, each share in a sealed letter."""
-        memory, names = load_session(request, site, SHARES), name_list(request, "peers")
+        memory = load_session(request, site, SHARES)
+        names = name_list(request, "peers")
         letters, masks = (byte_rows(request, kind, len(names), PUBLIC) for kind in ("letters", "masks"))
         mine = [public_of(bytes.fromhex(memory[kind])) for kind in ("letters", "masks")]
         keys = [*letters, *masks, *mine]
@@ -125,7 +132,8 @@ class MaskingHandler:
             raise Refused("secure.peers", "a neighbour is this site itself, or two have one key")
         if len(names) + 1 < self.secure.least:
             raise Refused("secure.peers", f"{len(names)} neighbours; a sum has at least {self.secure.least} clients")
-        own, needed = draw_secret(), self.secure.needed(len(names) + 1)
+        own = draw_secret()
+        needed = self.secure.needed(len(names) + 1)
         parties = [site.id, *names]
         pairs = zip(
             *(split_secret(s, needed, len(parties)) for s in (own, bytes.fromhex(memory["masks"]))), strict=True
@@ -146,7 +154,8 @@ class MaskingHandler:
 
     def prepare(self, request: Request, site: Site) -> tuple[Memory, Request]:
         """Read the letters of the neighbours that are still there; what is to be done, without the session's part."""
-        memory, names = load_session(request, site, MASKED), name_list(request, "from")
+        memory = load_session(request, site, MASKED)
+        names = name_list(request, "from")
         do = setting_of(request, "do")
         if do not in SUMMED:
             raise Refused("secure", f"{do[:40]!r} is not summed")
@@ -154,7 +163,8 @@ class MaskingHandler:
             raise Refused("secure.peers", "a letter comes from no neighbour")
         if len(names) + 1 < max(memory["needed"], self.secure.least):
             raise Refused("secure.survivors", f"only {len(names)} neighbours are left")
-        received, letters = {}, request.extras.get(PREFIX + "sealed")
+        received = {}
+        letters = request.extras.get(PREFIX + "sealed")
         sizes = request.extras.get(PREFIX + "sizes")
         if letters is None or letters.dtype != np.uint8 or letters.ndim != 2 or len(letters) != len(names):
             raise Refused("secure.shares", "the letters of the neighbours did not come with it")
@@ -173,12 +183,14 @@ class MaskingHandler:
         memory |= {"received": received}
         plain = without_session(request.config)
         extras = {k: v for k, v in request.extras.items() if not k.startswith(PREFIX)}
-        site.state.pop(STATE, None)  # the handler, and whoever works for it, need not know
+        # The handler, and whoever works for it, need not know
+        site.state.pop(STATE, None)
         return memory, Request(do, request.arrays, plain, extras)
 
     def mask(self, request: Request, plain: Request, reply: Reply, site: Site, memory: Memory) -> Reply:
         """The reply as words under masks; the secrets behind the masks are forgotten, but for others' shares."""
-        trained, sent = plain.do == "train", expand_rows(plain.arrays)
+        trained = plain.do == "train"
+        sent = expand_rows(plain.arrays)
         if not isinstance(reply, Reply):
             raise Refused("secure", "the handler gave no Reply")
         wrong = fault(sent, reply) if trained else fault_of_extras(reply)
@@ -197,11 +209,9 @@ class MaskingHandler:
 
     def unmask(self, request: Request, site: Site) -> Reply:
         """Of each neighbour one share: of its own mask if its update is in the sum, of its keys if it got lost."""
-        memory, alive, lost = (
-            load_session(request, site, UNMASK),
-            name_list(request, "alive"),
-            name_list(request, "lost"),
-        )
+        memory = load_session(request, site, UNMASK)
+        alive = name_list(request, "alive")
+        lost = name_list(request, "lost")
         if sorted([*alive, *lost]) != sorted(memory["received"]):
             raise Refused("secure.survivors", "each neighbour either is in the sum or got lost, and no one else")
         if len(alive) + 1 < max(memory["needed"], self.secure.least):

@@ -21,13 +21,16 @@ def own_mask(session: str, secret: bytes, like: SumPart) -> SumPart:
 def shared_mask(session: str, secret: bytes, public: bytes, me: ClientId, peer: ClientId, like: SumPart) -> SumPart:
     """The mask between two clients as one of them adds it: what the other adds is the same with the other sign."""
     update, wide = own_mask(session, shared_key(secret, public), like)
-    return (update, wide) if me < peer else (negate(update), negate(wide))
+    if me < peer:
+        return (update, wide)
+    return (negate(update), negate(wide))
 
 
 def as_words(stream: npt.NDArray[np.uint8], like: SumPart) -> SumPart:
     """A stream of bytes as words, the same numbers on every machine."""
     update, wide = like
-    words, doubles = stream[: update.nbytes], stream[update.nbytes :]
+    words = stream[: update.nbytes]
+    doubles = stream[update.nbytes :]
     return (
         words.view(update.dtype.newbyteorder("<")).astype(update.dtype),
         doubles.view(wide.dtype.newbyteorder("<")).astype(wide.dtype),

@@ -22,7 +22,9 @@ def without_session(config: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 def effective_request(request: Request) -> str:
     """What a request amounts to at a site: a masked answer is one to what it is masked from."""
-    return str(request.config.get("secagg.do", "")) if request.do == MASKED else request.do
+    if request.do == MASKED:
+        return str(request.config.get("secagg.do", ""))
+    return request.do
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,20 @@ from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request
 from mutirao.privacy.secure_aggregation.fixed_point import FixedPoint
 from mutirao.privacy.secure_aggregation.key_agreement import PUBLIC, SHARE, commit, is_public, public_of, recover_secret
 from mutirao.privacy.secure_aggregation.masks import SumPart, add_parts, negate, own_mask, shared_mask
-from mutirao.privacy.secure_aggregation.neighbours import draw_neighbours
 from mutirao.privacy.secure_aggregation.settings import KEYS, MASKED, SHARES, STAGES, SUMMED, UNMASK, Settings
+
+
+def draw_neighbours(clients: Sequence[ClientId], count: int) -> dict[ClientId, list[ClientId]]:
+    """An even number of neighbours for each, at least `count`; everybody is everybody's if there are no more.
+
+    The order is the system's secret until it is told; no result depends on it.
+    """
+    ring = list(clients)
+    secrets.SystemRandom().shuffle(ring)
+    half = min((count + 1) // 2, len(ring) // 2)
+    around = [d for d in range(-half, half + 1) if d]
+    return {c: sorted({ring[(i + d) % len(ring)] for d in around} - {c}) for i, c in enumerate(ring)}
+
 
 MOST_LETTER = 4096  # bytes of a sealed letter; ours have some 450
 
@@ -39,7 +51,8 @@ class SecureFleet(Wrapper):
 
     def __init__(self, fleet: Fleet, secure: Settings, metrics: Sequence[str]) -> None:
         super().__init__(fleet)
-        self.secure, self.metrics = secure, tuple(metrics)
+        self.secure = secure
+        self.metrics = tuple(metrics)
 
     def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
         """The mean of each sum as the reply of everyone in it; who got lost on the way has a failure of its own."""
@@ -72,8 +85,12 @@ class MaskedSum:
     """One sum, from keys to the mean: who is in it, what they have sent, and what became of the others."""
 
     def __init__(self, members: list[ClientId], request: Request, secure: Settings, metrics: tuple[str, ...]) -> None:
-        self.members, self.request, self.secure, self.metrics = members, request, secure, metrics
-        self.session, self.scale = secrets.token_hex(16), FixedPoint(secure, len(members), metrics)
+        self.members = members
+        self.request = request
+        self.secure = secure
+        self.metrics = metrics
+        self.session = secrets.token_hex(16)
+        self.scale = FixedPoint(secure, len(members), metrics)
         self.lost: dict[ClientId, Failure] = {}
         self.aborted: Failure | None = None  # why there will be no sum
         self.remaining = list(members) if len(members) >= secure.least else []
@@ -95,7 +112,8 @@ class MaskedSum:
 
     def abort(self, why: str) -> None:
         """There will be no sum."""
-        self.aborted, self.remaining = Failure("too_few", why), []
+        self.aborted = Failure("too_few", why)
+        self.remaining = []
 
     def requests(self, stage: str) -> dict[ClientId, Request]:
         """What those who are still here are asked in a stage."""
@@ -109,7 +127,8 @@ class MaskedSum:
         """Take in what they answered; whoever did not, or not as it should be, is lost."""
         take: Callable[[ClientId, Reply], str]
         take = {KEYS: self.take_keys, SHARES: self.take_shares, MASKED: self.take_part, UNMASK: self.take_unmask}[stage]
-        asked, self.remaining = self.remaining, []
+        asked = self.remaining
+        self.remaining = []
         for client in asked:
             failure = answers.failures.get(client)
             if failure is None:
@@ -216,7 +235,8 @@ class MaskedSum:
 
     def take_part(self, client: ClientId, reply: Reply) -> str:
         """The masked update of a client."""
-        update, wide = reply.arrays.get("update"), reply.arrays.get("wide")
+        update = reply.arrays.get("update")
+        wide = reply.arrays.get("wide")
         sizes = self.scale.sizes(self.request.arrays, self.trained)
         if update is None or update.dtype != self.scale.word or update.shape != sizes[:1]:
             return f"sent no {sizes[0]} masked numbers of {self.scale.word}"
@@ -245,7 +265,8 @@ class MaskedSum:
 
     def take_unmask(self, client: ClientId, reply: Reply) -> str:
         """The shares that a client holds: its own, then those of its neighbours."""
-        neighbour_outcomes, found = self.neighbour_outcomes(client), reply.extras.get("shares")
+        neighbour_outcomes = self.neighbour_outcomes(client)
+        found = reply.extras.get("shares")
         owners = [client, *neighbour_outcomes["alive"], *neighbour_outcomes["lost"]]
         if found is None or found.dtype != np.uint8 or found.shape != (len(owners), SHARE):
             return "sent no shares"
@@ -310,4 +331,6 @@ def unmasked_failure(failure: Failure) -> Failure:
     neighbour_outcomes = (
         failure.kind == "refused" and colon and kind in ("not_finite", "count", "shape", "dtype", "empty")
     )
-    return Failure(kind, reason) if neighbour_outcomes else failure
+    if neighbour_outcomes:
+        return Failure(kind, reason)
+    return failure

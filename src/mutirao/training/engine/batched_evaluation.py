@@ -52,7 +52,8 @@ def evaluate_model(trainer: PlainTrainer, arrays: Arrays, data: Any) -> dict[str
         return float(trainer.loss(outputs, y)) * len(y), right, kept
 
     seen = map_batches(trainer, arrays, samples, look)
-    total, right = sum(loss for loss, _, _ in seen), sum(right for _, right, _ in seen)
+    total = sum(loss for loss, _, _ in seen)
+    right = sum(right for _, right, _ in seen)
     found = training_metrics(total, right if classes else None, len(samples))
     return found | custom_metrics(trainer, [kept for _, _, kept in seen if kept is not None])
 
@@ -135,7 +136,8 @@ def map_batches(
 ) -> list[Seen]:
     """What `look(outputs, y)` sees of each batch; heavy models do their batches in threads."""
     size = max(1, BATCH_NUMBERS // max(1, samples.width))
-    starts, there = range(0, len(samples), size), trainer.to_device(samples)
+    starts = range(0, len(samples), size)
+    there = trainer.to_device(samples)
 
     def some(starts: Sequence[int]) -> list[Seen]:
         model = trainer.fill(arrays).eval()

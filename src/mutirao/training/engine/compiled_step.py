@@ -36,7 +36,9 @@ log = logging.getLogger("mutirao")
 
 FREEZE_AFTER = 32  # steps of one height until freezing its tape pays
 BLOCK = 5  # steps frozen together: Python is needed, and its lock taken, once a block
-FIXED, MOVING = ("x", "y"), ("rows", "weights", "scalars")  # the inputs of a step, beside the clients' state and masks
+# The inputs of a step, beside the clients' state and masks
+FIXED = ("x", "y")
+MOVING = ("rows", "weights", "scalars")
 TOLERANCE = 1e-3  # of the largest number: far above rounding, far below a different formula
 
 
@@ -44,14 +46,14 @@ class CompiledStep:
     """Gives programs that move k clients by one step; made for one trainer and one kind of samples."""
 
     def __init__(self, trainer: PlainTrainer, job: Job) -> None:
-        self.trainer, self.mu, self.has_varying_lr, self.device = (
-            trainer,
-            job.hyperparameters.mu,
-            job.has_varying_lr,
-            trainer.torch_device(),
-        )
+        self.trainer = trainer
+        self.mu = job.hyperparameters.mu
+        self.has_varying_lr = job.has_varying_lr
+        self.device = trainer.torch_device()
         self.corrected = bool(job.pull.correction)
-        self.sent, self.arrays, self.example = job.request.arrays, job.arrays, job.first()
+        self.sent = job.request.arrays
+        self.arrays = job.arrays
+        self.example = job.first()
         self.module = trainer.state_names.prepare(
             copy.deepcopy(trainer.thread_module())
         )  # recording must not touch the one others use
@@ -78,7 +80,8 @@ class CompiledStep:
             found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
             self.masks = find_masks(module, x) if is_random else []
         self.random = is_random and not self.masks
-        self.classes, self.dtype = outputs.shape[-1], loss.dtype
+        self.classes = outputs.shape[-1]
+        self.dtype = loss.dtype
         self.layout = StateLayout.of(module, {n for n, g in zip(named, found, strict=True) if g is None})
         self.like = {n: t.detach() for n, t in module.state_dict().items()}
 
@@ -115,10 +118,12 @@ class CompiledStep:
 
     def _compare(self, form: StepForm) -> str:
         """The gradients of clients, the second with a shorter batch, against those of the module itself."""
-        (x, y), trained = self.example, len(self.layout.trained)
+        (x, y) = self.example
+        trained = len(self.layout.trained)
         lengths = [len(y), max(1, len(y) - form.by_rows)] if form.stacked else [len(y)]
         for labels in self._labels(x, y):
-            state, step = self.state([self.arrays] * len(lengths)), self._step(form)
+            state = self.state([self.arrays] * len(lengths))
+            step = self._step(form)
             other = state[trained : trained + len(self.layout.other)]  # what comes after is the optimiser's
             xs, ys = (torch.stack([t] * len(lengths)) for t in (x, labels))
             generators = [self.trainer.generator(0) for _ in lengths]  # as the module itself will draw
@@ -128,7 +133,9 @@ class CompiledStep:
             for i, length in enumerate(lengths):
                 if not is_close([g[i] for g in ours], self._plain_gradients(x[:length], labels[:length]), TOLERANCE):
                     mixes = "its loss or its layers mix the samples of a batch"
-                    return mixes if form.by_rows else "its gradient differs"
+                    if form.by_rows:
+                        return mixes
+                    return "its gradient differs"
         return ""
 
     def _labels(self, x: Tensor, y: Tensor) -> list[Tensor]:
@@ -156,7 +163,8 @@ class CompiledStep:
 
     def _record(self, form: StepForm) -> fx.GraphModule:
         """The tape of a step, tried on other samples than those it was recorded with."""
-        step, clients = self._step(form), 4 if form.stacked else 1
+        step = self._step(form)
+        clients = 4 if form.stacked else 1
         with isolated(self.device):
             if form.stacked:
                 trace = simplify_trace(merge_traces(*(trace_step(step, self.inputs(k, form)) for k in (2, 3))))
@@ -164,7 +172,8 @@ class CompiledStep:
                 trace = simplify_trace(
                     trace_step(step, self.inputs(1, form), self.trainer.generator(0) if self.random else None)
                 )
-            theirs, ours = self.inputs(clients, form, turned=True), self.inputs(clients, form, turned=True)
+            theirs = self.inputs(clients, form, turned=True)
+            ours = self.inputs(clients, form, turned=True)
             with seeded(1, self.device):
                 expected = [*step(*theirs), *theirs]
             replay = self._replay(trace, form, clients, self.trainer.generator(1))
@@ -233,8 +242,10 @@ class CompiledStep:
             key = form, clients, some
             self._steps[key] += count
             if self._steps[key] >= FREEZE_AFTER and key not in self._frozen and not self.random:
-                example, program = self.inputs(clients, form), self._program(form, clients)
-                fixed, moving = example[: -self._moving], example[-self._moving :]
+                example = self.inputs(clients, form)
+                program = self._program(form, clients)
+                fixed = example[: -self._moving]
+                moving = example[-self._moving :]
                 self._frozen[key] = freeze_program(program, [*fixed, *(torch.stack([t] * some) for t in moving)])
         return self._frozen.get((form, clients, BLOCK)) is not None
 
@@ -251,7 +262,8 @@ class CompiledStep:
         `lengths` are the samples of each step and client, and what is random comes from the clients' `draws`.
         """
         made: list[Sequence[Tensor]] = []
-        start, (steps, clients) = 0, lengths.shape
+        start = 0
+        (steps, clients) = lengths.shape
         replay = self._program(form, clients, generators)
         while start < steps:
             some = BLOCK if steps - start >= BLOCK else 1
@@ -277,7 +289,9 @@ class CompiledStep:
     def _replay(self, trace: fx.GraphModule, form: StepForm, clients: int, draw: Any = None) -> Program:
         if self.random:
             return functools.partial(trace.forward, draw)
-        return functools.partial(trace.forward, clients) if form.stacked else trace.forward
+        if form.stacked:
+            return functools.partial(trace.forward, clients)
+        return trace.forward
 
 
 def repeat_step(program: Program, moving: int, *inputs: Tensor) -> tuple[Tensor, ...]:

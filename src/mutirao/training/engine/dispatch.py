@@ -1,28 +1,87 @@
 """Which way the clients of a round go, and what each then answers; what one way cannot do, the next one does."""
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from mutirao.core.fleet import ClientId, Reply, Request, Site, failure_of
 from mutirao.errors import Refused
 from mutirao.training.corrections import add_correction, finish_correction
 from mutirao.training.engine.batched_evaluation import evaluate_clients, evaluate_model
 from mutirao.training.engine.compiled_step import CompiledStep
-from mutirao.training.engine.cost import is_busy
 from mutirao.training.engine.fused import fits_kernel, train_fused
 from mutirao.training.engine.jobs import Job, group_by_kind, plan_jobs, require_tensors
 from mutirao.training.engine.sequential import TRAIN, train_sequentially
 from mutirao.training.engine.stacked import train_stacked
 from mutirao.training.engine.tracer import Unsupported
+from mutirao.training.inputs import call_model, map_tensors
 from mutirao.training.measurements import PROBED, probe_samples, read_extras
-from mutirao.training.optimizers import one_thread
+from mutirao.training.optimizers import one_thread, seeded
 from mutirao.training.plain import Outcomes, PlainTrainer, Requests, Sites, answer_or_failure
 from mutirao.training.samples import Samples, own_test_samples
 from mutirao.training.torch_device import is_heavy
+
+# Floating-point operations a call from which on a client keeps a core busy by itself. Measured with models of many
+# sizes; kept here, because the ways on either side differ in the last bits, and a run must not depend on a stopwatch.
+HEAVY_CALL = 1_000_000
+
+
+def is_busy(trainer: PlainTrainer, job: Job) -> bool:
+    """Whether a step of such a client is arithmetic rather than calls; the model, samples and batch size decide."""
+    known = trainer._cache.setdefault("busy", {})
+    key = job.samples.kind, job.hyperparameters.batch_size
+    if key not in known:
+        flops, calls = count_calls(trainer, job)
+        known[key] = flops >= HEAVY_CALL * calls
+    return bool(known[key])
+
+
+def count_calls(trainer: PlainTrainer, job: Job) -> tuple[int, int]:
+    """The floating-point operations of a forward pass, and in how many calls; none where it cannot be made."""
+    module = PlainTrainer.make(trainer)
+    counter = OperationCounter()
+    rows = torch.zeros(job.hyperparameters.batch_size, dtype=torch.int64)
+    x = map_tensors(job.samples.batch(slice(0, 1))[0], lambda t: t[rows.to(t.device)])
+    # Who has samples that do not fit is told when they are trained on
+    silent = contextlib.suppress(Exception)
+    with silent, one_thread(), seeded(0, trainer.torch_device()), torch.no_grad(), counter:
+        call_model(module.train(), x)
+    return counter.flops, max(1, counter.calls)
+
+
+class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what is called, and the multiplications and additions of products and convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0
+        self.calls = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # or torch imports its compiler, which takes a second
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Do the operation, and count it."""
+        out = func(*args, **kwargs or {})
+        if func.is_view:
+            return out
+        self.calls += 1
+        packet = func._overloadpacket
+        if packet is torch.ops.aten.mkldnn_rnn_layer:  # steps, samples; and the weights of inputs and of what is kept
+            self.flops += 2 * args[0].shape[0] * args[0].shape[1] * (args[1].numel() + args[2].numel())
+        elif packet in flop_registry:
+            self.flops += flop_registry[packet](*args, **kwargs or {}, out_val=out)
+        return out
+
 
 log = logging.getLogger("mutirao")
 
@@ -30,7 +89,8 @@ MAX_COMPILED_STEPS = 8  # kept of one trainer, for several kinds of samples and 
 SEQUENTIAL = "auto"
 # Of small models that the kernel cannot train, so few are trained plainly: they take a tenth of a second at most, and
 # give the very bits that the same clients give over a network, where nobody can stack them.
-FEW_CLIENTS, FEW_STEPS = 16, 512
+FEW_CLIENTS = 16
+FEW_STEPS = 512
 
 
 def answer_request(trainer: PlainTrainer, request: Request, site: Site) -> Reply:
@@ -43,7 +103,8 @@ def answer_request(trainer: PlainTrainer, request: Request, site: Site) -> Reply
         return Reply({}, metrics=evaluate_model(trainer, request.arrays, samples), n=len(samples))
     if request.do == "probe":
         samples = Samples.of(site.data)
-        most, extras = probe_samples(request.config), read_extras(request.config, samples, trainer.loss)
+        most = probe_samples(request.config)
+        extras = read_extras(request.config, samples, trainer.loss)
         return Reply({}, metrics=trainer.probe(request.arrays, samples, most, extras), n=len(samples))
     raise ValueError(f"a Trainer can train, evaluate and probe, not {request.do!r}")
 
@@ -92,7 +153,8 @@ def train_many(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outco
             outcomes[client] = failure_of(error)
     for client, made in train_each(trainer, prepared, sites).items():
         try:
-            request, site = prepared[client], sites[client]
+            request = prepared[client]
+            site = sites[client]
             outcomes[client] = finish_correction(trainer, request, site, made) if isinstance(made, Reply) else made
         except Exception as error:
             outcomes[client] = failure_of(error)
@@ -121,18 +183,23 @@ def choose_engine(trainer: PlainTrainer, jobs: Sequence[Job]) -> str:
     """
     if trainer.engine != "auto":
         return trainer.engine
-    job, gpu = jobs[0], trainer.torch_device().type != "cpu"
+    job = jobs[0]
+    gpu = trainer.torch_device().type != "cpu"
     heavy = is_heavy(trainer.thread_module(), trainer.batch_size)
     if callable(trainer.optimizer) or trainer.transform is not None or trainer.keep_optimizer or (gpu and heavy):
-        return SEQUENTIAL  # as recorded steps and the kernel take the samples as they are, and begin afresh
+        # As recorded steps and the kernel take the samples as they are, and begin afresh
+        return SEQUENTIAL
     if gpu:
-        return "stacked"  # many small models at once are what keeps a GPU busy
+        # Many small models at once are what keeps a GPU busy
+        return "stacked"
     if not heavy and fits_kernel(trainer, jobs):
         return "fused"
     if not isinstance(job.samples.x, Tensor) or is_busy(trainer, job):
         return SEQUENTIAL
     small = len(jobs) <= FEW_CLIENTS and sum(len(job.lengths) for job in jobs) <= FEW_STEPS
-    return "plain" if small else "stacked"
+    if small:
+        return "plain"
+    return "stacked"
 
 
 def train_in_kernel(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Reply]:
@@ -152,7 +219,8 @@ def train_in_stacks(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId
     """The replies of those clients that can be stacked: all, as a rule, or none if the model cannot."""
     if not jobs:
         return {}
-    compiled_steps, largest = trainer._cache, max(jobs, key=lambda job: len(job.samples))
+    compiled_steps = trainer._cache
+    largest = max(jobs, key=lambda job: len(job.samples))
     key = (
         largest.samples.kind,
         largest.hyperparameters.mu,
@@ -167,7 +235,9 @@ def train_in_stacks(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId
             for old in [k for k in compiled_steps if isinstance(k, tuple)][:-MAX_COMPILED_STEPS]:
                 del compiled_steps[old]
         compiled = compiled_steps[key]
-        return {} if compiled is None else add_probes(trainer, jobs, train_stacked(trainer, compiled, jobs))
+        if compiled is None:
+            return {}
+        return add_probes(trainer, jobs, train_stacked(trainer, compiled, jobs))
     except Unsupported as reason:
         compiled_steps[key] = None
         level = logging.INFO if trainer.engine == "auto" else logging.WARNING

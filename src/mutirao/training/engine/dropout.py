@@ -4,8 +4,9 @@
 known which layers are called, in what order and with what shapes, the same masks can be drawn before the step.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +37,9 @@ class GivenDropout(nn.Dropout):
         """The input times the mask, which must be its mask and no other's."""
         if input.shape != self.mask.shape:
             raise Unsupported("the shapes of its dropout change")
-        return input.mul_(self.mask) if self.inplace else input * self.mask
+        if self.inplace:
+            return input.mul_(self.mask)
+        return input * self.mask
 
 
 def find_masks(module: nn.Module, x: Tensor) -> list[Mask]:
@@ -51,13 +54,16 @@ def find_masks(module: nn.Module, x: Tensor) -> list[Mask]:
             masks = watch_dropout(module, x)
             after = torch.get_rng_state()
         with seeded(0):
-            again = watch_dropout(module, torch.cat([x, x]))  # so that a sample's shape is known from the batch's
+            # So that a sample's shape is known from the batch's
+            again = watch_dropout(module, torch.cat([x, x]))
     except Exception:  # a model may insist on a length, or on anything
         return []
     generator = torch.Generator().manual_seed(0)
     draw_masks(masks, [generator], np.array([[len(x)]]), len(x))
     once = len({mask.layer for mask in masks}) == len(masks)
-    return masks if once and masks == again and torch.equal(generator.get_state(), after) else []
+    if once and masks == again and torch.equal(generator.get_state(), after):
+        return masks
+    return []
 
 
 def watch_dropout(module: nn.Module, x: Tensor) -> list[Mask]:
@@ -87,7 +93,8 @@ def give_masks(module: nn.Module, masks: Sequence[Mask]) -> None:
     """Let the layers that draw these masks be given them instead."""
     for mask in masks:
         layer = module.get_submodule(mask.layer)
-        layer.__class__ = GivenDropout  # and not another object: who knows under which names the module holds it
+        # And not another object: who knows under which names the module holds it
+        layer.__class__ = GivenDropout
         layer.register_buffer(NAME, torch.empty(0), persistent=False)
 
 
@@ -105,3 +112,49 @@ def draw_masks(
             for mask, one in zip(masks, own, strict=True):
                 one[:length].bernoulli_(1 - mask.p, generator=generator)
     return [some.div_(1 - mask.p) for some, mask in zip(made, masks, strict=True)]
+
+
+try:
+    from mutirao.training.engine import _dense  # type: ignore[attr-defined]  # compiled
+except ImportError:  # installed without a C compiler
+    draw: Callable[..., None] | None = None
+else:
+    draw = _dense.draw
+
+TRIED_COUNTS = (1, 15, 16, 259, 5000, 640, 17)  # numbers drawn one after the other
+
+
+def kernel_masks(layers: Sequence[tuple[int, float]], longest: int, seed: int) -> tuple[Any, Any]:
+    """What the kernel needs to leave out inputs of layers, given their widths and the shares that are left out.
+
+    That is a seed where it can draw as torch does, which is ten times as fast, or else what draws with torch.
+    """
+    if not any(dropped for _, dropped in layers):
+        return None, None
+    if draws_like_torch():
+        return [(1 - dropped, None) if dropped else None for _, dropped in layers], seed
+    masks = [torch.zeros(longest, width) for width, _ in layers]
+    kept = [1 - dropped for _, dropped in layers]
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw_step(length: int) -> None:
+        for mask, share in zip(masks, kept, strict=True):
+            if 0 < share < 1:  # where nothing or all is left out, torch draws nothing
+                mask[:length].bernoulli_(share, generator=generator)
+
+    return [(share, mask.numpy()) if share < 1 else None for mask, share in zip(masks, kept, strict=True)], draw_step
+
+
+@functools.cache
+def draws_like_torch() -> bool:
+    """Whether torch draws with its Mersenne Twister, as the kernel does; on some processors it has MKL draw."""
+    if draw is None:
+        return False
+    for seed, kept in ((0, 0.8), (1 << 62, 0.5), (7, 0.001)):
+        generator = torch.Generator().manual_seed(seed)
+        ours = np.ones(sum(TRIED_COUNTS), np.float32)
+        theirs = [torch.empty(n).bernoulli_(kept, generator=generator) for n in TRIED_COUNTS]
+        draw(seed, kept, ours)
+        if not np.array_equal(ours, torch.cat(theirs).numpy()):
+            return False
+    return True

@@ -19,7 +19,7 @@ from mutirao.core.fleet import ClientId, Reply
 from mutirao.randomness import derive_seed
 from mutirao.training.adapters import LIMIT
 from mutirao.training.engine.compiled_step import is_close
-from mutirao.training.engine.dropout_masks import kernel_masks
+from mutirao.training.engine.dropout import kernel_masks
 from mutirao.training.engine.jobs import Job, shared_storage
 from mutirao.training.engine.thread_pool import run_in_threads
 from mutirao.training.engine.tracer import Unsupported
@@ -63,7 +63,8 @@ def train_fused(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Re
     def train(share: tuple[Job, Share]) -> Reply | None:
         job, numbers = share
         if {name: array.shape for name, array in job.arrays.items()} != shapes:
-            return None  # the kernel would train a network of any widths
+            # The kernel would train a network of any widths
+            return None
         try:
             return train_client(layers, job, *numbers())
         except ValueError:  # labels no class has, arrays of another shape: the plain path says what is wrong
@@ -76,7 +77,8 @@ def train_fused(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Re
 def shares_in_memory(jobs: Sequence[Job]) -> list[tuple[Job, Share]]:
     """Clients with the numbers and classes that they share, and which rows each takes in turn."""
     x, y, rows = shared_storage([job.samples for job in jobs])
-    numbers, classes = x.numpy(), np.ascontiguousarray(y.numpy())
+    numbers = x.numpy()
+    classes = np.ascontiguousarray(y.numpy())
 
     def share(job: Job, owned: Index) -> tuple[Array, Array, Index]:
         if numbers.flags.c_contiguous:
@@ -193,16 +195,20 @@ def linear_chain(module: nn.Module) -> list[tuple[str, nn.Linear, float]]:
     if isinstance(module, nn.Linear):
         return [("", module, 0.0)]
     try:
-        graph, parts = fx.symbolic_trace(module).graph, dict(module.named_modules())
+        graph = fx.symbolic_trace(module).graph
+        parts = dict(module.named_modules())
     except Exception as error:  # a module may do anything when it is looked at
         raise Unsupported(f"what it does cannot be followed ({type(error).__name__})") from None
     found: list[tuple[str, nn.Linear, float]] = []
-    rectified, dropped = True, 0.0
+    rectified = True
+    dropped = 0.0
     for node in graph.nodes:
         part = parts.get(node.target) if node.op == "call_module" else None
         name = getattr(node.target, "__name__", node.target)
         if type(part) is nn.Linear and rectified:
-            found, rectified, dropped = [*found, (f"{node.target}.", part, dropped)], False, 0.0
+            found = [*found, (f"{node.target}.", part, dropped)]
+            rectified = False
+            dropped = 0.0
         elif (type(part) is nn.ReLU or name in ("relu", "relu_")) and found and not rectified:
             rectified = True
         elif (type(part) is nn.Dropout or node.target is functional.dropout) and not dropped:
@@ -224,10 +230,13 @@ def dropout_rate(node: fx.Node, part: nn.Module | None) -> float:
     given: dict[str, Any] = dict(zip(("input", "p", "training"), node.args, strict=False)) | node.kwargs
     if isinstance(part, nn.Dropout):
         given = vars(part)
-    share, training = given.get("p", 0.5), given.get("training", True)
+    share = given.get("p", 0.5)
+    training = given.get("training", True)
     if not isinstance(share, int | float) or not isinstance(training, bool):
         raise Unsupported("what its dropout leaves out is not a number")
-    return float(share) if training else 0.0
+    if training:
+        return float(share)
+    return 0.0
 
 
 def verify_layers(trainer: PlainTrainer, layers: list[DenseLayer], kind: tuple[Any, ...]) -> list[DenseLayer]:
@@ -235,7 +244,8 @@ def verify_layers(trainer: PlainTrainer, layers: list[DenseLayer], kind: tuple[A
     shape, dtype, label_shape, label_dtype = kind
     if dtype is not torch.float32 or label_dtype is not torch.int64 or label_shape:
         raise Unsupported("its samples are not numbers with a class each")
-    rows, lengths = np.arange(VERIFIED_SAMPLES), np.array([VERIFIED_SAMPLES])
+    rows = np.arange(VERIFIED_SAMPLES)
+    lengths = np.array([VERIFIED_SAMPLES])
     far = LocalHyperparameters(
         lr=1.0, epochs=1, steps=0, batch_size=VERIFIED_SAMPLES, mu=0.0
     )  # a step as long as its gradient: little rounding

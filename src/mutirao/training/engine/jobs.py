@@ -45,7 +45,9 @@ class Job:
     def arrays(self) -> Arrays:
         """The model it starts from, with what does not travel."""
         frozen = self.trainer.frozen()
-        return self.request.arrays | frozen if frozen else self.request.arrays
+        if frozen:
+            return self.request.arrays | frozen
+        return self.request.arrays
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -75,9 +77,11 @@ def plan_jobs(trainer: PlainTrainer, requests: Requests, sites: Sites) -> tuple[
     drops_single = trainer.needs_two_samples()
     lengths = functools.cache(lambda hyperparameters, n: np.array(hyperparameters.lengths(n, drops_single)))
     for client in sorted(requests):
-        request, site = requests[client], sites[client]
+        request = requests[client]
+        site = sites[client]
         try:
-            samples, hyperparameters = trainer.to_device(Samples.of(site.data)), trainer.hyperparameters(request.config)
+            samples = trainer.to_device(Samples.of(site.data))
+            hyperparameters = trainer.hyperparameters(request.config)
             extras = read_extras(request.config, samples, trainer.loss)
             own = lengths(hyperparameters, len(samples)), drops_single, hyperparameters, extras, Pull.of(request)
             jobs.append(Job(trainer, request, site, samples, *own))
@@ -101,7 +105,9 @@ def concatenate_inputs(some: Sequence[Any]) -> Any:
     """Inputs of one kind one after the other, tensor by tensor."""
     if isinstance(some[0], dict):
         return {name: torch.cat([x[name] for x in some]) for name in some[0]}
-    return tuple(map(torch.cat, zip(*some, strict=True))) if isinstance(some[0], tuple) else torch.cat(list(some))
+    if isinstance(some[0], tuple):
+        return tuple(map(torch.cat, zip(*some, strict=True)))
+    return torch.cat(list(some))
 
 
 def require_tensors(jobs: Sequence[Job]) -> None:

@@ -13,8 +13,13 @@ from mutirao.training.measurements import per_sample_losses
 from mutirao.training.plain import PlainTrainer
 from mutirao.training.torch_device import autocast
 
-BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # torch's defaults for Adam
-ALPHA, TINY = 0.99, 1e-10  # and for RMSprop and Adagrad
+# Torch's defaults for Adam
+BETA1 = 0.9
+BETA2 = 0.999
+EPSILON = 1e-8
+# And for RMSprop and Adagrad
+ALPHA = 0.99
+TINY = 1e-10
 
 
 class StepForm(NamedTuple):
@@ -67,7 +72,8 @@ class LocalStep:
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         """Move the clients' state in place; return their outputs and, with whole batches, losses before the step."""
-        given, count = iter(inputs), len(self.layout.trained)
+        given = iter(inputs)
+        count = len(self.layout.trained)
         pulls = (count if self.mu else 0, count if self.corrected else 0)
         sizes = (count, len(self.layout.other), moments_of(self.trainer) * count, *pulls)
         trained, other, moments, anchors, corrections = (list(itertools.islice(given, size)) for size in sizes)
@@ -81,7 +87,9 @@ class LocalStep:
                 update_sgd(self.trainer, trained, gradients, moments, scalars[0] if self.has_varying_lr else None)
             else:
                 UPDATES[str(self.trainer.optimizer)](self.trainer, trained, gradients, moments, scalars)
-        return [outputs] if self.form.by_rows else [outputs, losses]
+        if self.form.by_rows:
+            return [outputs]
+        return [outputs, losses]
 
     def gradients(
         self,
@@ -100,7 +108,8 @@ class LocalStep:
             else:
                 one = [[t[0] for t in some] for some in (leaves, other, masks)]
                 outputs, losses = self.forward(one[0], one[1], x[0], y[0], one[2])
-                outputs, losses = outputs[None], losses[None]
+                outputs = outputs[None]
+                losses = losses[None]
             gradients = torch.autograd.grad((losses * weights).sum(), leaves)
         return outputs.detach(), losses.detach(), list(gradients)
 
@@ -148,7 +157,9 @@ Tensors = Sequence[Tensor]
 
 def with_weight_decay(t: PlainTrainer, weight: Tensor, gradient: Tensor) -> Tensor:
     """The gradient with the weight's decay."""
-    return gradient.add(weight, alpha=t.weight_decay) if t.weight_decay else gradient
+    if t.weight_decay:
+        return gradient.add(weight, alpha=t.weight_decay)
+    return gradient
 
 
 def update_sgd(t: PlainTrainer, trained: Tensors, gradients: Tensors, moments: Tensors, rate: Tensor | None) -> None:
@@ -184,7 +195,8 @@ def update_rmsprop(t: PlainTrainer, trained: Tensors, gradients: Tensors, moment
     """torch's RMSprop; `scalars` begin with lr."""
     each = 1 + (t.momentum > 0)
     for i, (weight, g) in enumerate(zip(trained, gradients, strict=True)):
-        direction, v = with_weight_decay(t, weight, g), moments[each * i]
+        direction = with_weight_decay(t, weight, g)
+        v = moments[each * i]
         v.mul_(ALPHA).addcmul_(direction, direction, value=1 - ALPHA)
         direction = direction / (v.sqrt() + EPSILON)
         if t.momentum:

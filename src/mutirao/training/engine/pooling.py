@@ -26,7 +26,8 @@ def fuse_pools(module: nn.Module) -> nn.Module:
         for i, (relu, pool) in enumerate(itertools.pairwise(list(chain))):
             hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in (relu, pool))
             if type(relu) is nn.ReLU and type(pool) is nn.MaxPool2d and not pool.return_indices and not hooked:
-                chain[i], chain[i + 1] = PooledReLU(pool), nn.Identity()
+                chain[i] = PooledReLU(pool)
+                chain[i + 1] = nn.Identity()
     return module
 
 
@@ -36,7 +37,8 @@ class PooledReLU(nn.Module):
     def __init__(self, pool: nn.MaxPool2d) -> None:
         super().__init__()
         self.pool = pool
-        self.side, self.stride = square_size(pool.kernel_size), square_size(pool.stride)
+        self.side = square_size(pool.kernel_size)
+        self.stride = square_size(pool.stride)
         own = square_size(pool.padding) == 0 and square_size(pool.dilation) == 1 and not pool.ceil_mode
         self.fits = kernel is not None and own and 0 < self.side <= MAX_SIDE and self.stride > 0
 
@@ -72,7 +74,8 @@ class Pooling(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         """Send each gradient to where its maximum was."""
-        (out, where), (shape, side, stride) = ctx.saved_tensors, ctx.sizes
+        (out, where) = ctx.saved_tensors
+        (shape, side, stride) = ctx.sizes
         slopes = torch.empty(shape, memory_format=torch.channels_last)
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         kernel.back(as_nhwc(slopes), as_nhwc(out), as_nhwc(where), as_nhwc(gradient), side, stride)
@@ -88,4 +91,6 @@ def square_size(setting: int | tuple[int, ...]) -> int:
     """The one number of a setting for both directions; -1 if they differ."""
     if isinstance(setting, int):
         return setting
-    return setting[0] if len(set(setting)) == 1 else -1
+    if len(set(setting)) == 1:
+        return setting[0]
+    return -1

@@ -57,7 +57,8 @@ def train_processes(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId
     count = idle.qsize()
 
     def train(job: Job) -> Timed:
-        worker, began = idle.get(), time.perf_counter()
+        worker = idle.get()
+        began = time.perf_counter()
         try:
             x, y = job.samples.batch(slice(0, len(job.samples)))
             data = map_tensors(x, torch.Tensor.numpy), y.numpy()
@@ -65,7 +66,8 @@ def train_processes(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId
             job.site.state.clear()
             job.site.state.update(state)
         except WorkerDied as error:
-            worker, outcome = ForkedWorker(trainer), Failure("error", str(error))
+            worker = ForkedWorker(trainer)
+            outcome = Failure("error", str(error))
         except Exception as error:  # what cannot be sent is this client's failure alone
             outcome = failure_of(error)
         finally:
@@ -98,7 +100,8 @@ class ForkedWorker:
     """A forked process that trains one client at a time."""
 
     def __init__(self, trainer: PlainTrainer) -> None:
-        self.there, self.back = SharedBuffer(), SharedBuffer()
+        self.there = SharedBuffer()
+        self.back = SharedBuffer()
         self.pipe, theirs = Pipe()
         parent = os.getpid()
         self.pid = os.fork()
@@ -106,7 +109,8 @@ class ForkedWorker:
             try:
                 worker_loop(trainer, theirs, self.there, self.back, parent)
             finally:
-                os._exit(0)  # nothing of the parent's is flushed or ended twice
+                # Nothing of the parent's is flushed or ended twice
+                os._exit(0)
         theirs.close()
         self.end = weakref.finalize(self, kill_worker, self.pid, self.pipe, parent)
 
@@ -175,7 +179,8 @@ class SharedBuffer:
         arrays: list[pickle.PickleBuffer] = []
         pickled = pickle.dumps(thing, protocol=5, buffer_callback=arrays.append)
         raw = [a.raw() for a in arrays]
-        spans, size = [], 0
+        spans = []
+        size = 0
         for each in raw:
             spans.append((size, each.nbytes))
             size += -(-each.nbytes // ALIGN) * ALIGN
@@ -195,4 +200,6 @@ class SharedBuffer:
     def _mapped(self, size: int) -> memoryview:
         if size and (self.memory is None or len(self.memory) < size):
             self.memory = mmap.mmap(self.file, os.fstat(self.file).st_size)
-        return memoryview(self.memory) if self.memory is not None else memoryview(b"")
+        if self.memory is not None:
+            return memoryview(self.memory)
+        return memoryview(b"")

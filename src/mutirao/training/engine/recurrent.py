@@ -43,7 +43,8 @@ def run_lstm(layers: nn.LSTM, x: Tensor, hx: State | None = None) -> tuple[Tenso
     if not accepts_input(layers, x, hx):
         return nn.LSTM.forward(layers, x, hx)
     y = (x.transpose(0, 1) if layers.batch_first else x).contiguous()  # step by step
-    states, cells = [], []
+    states = []
+    cells = []
     for i in range(layers.num_layers):
         h, c = (None, None) if hx is None else (hx[0][i].contiguous(), hx[1][i].contiguous())
         y, cell = LSTMKernel.apply(y, h, c, *lstm_weights(layers, i))  # type: ignore[no-untyped-call]
@@ -89,7 +90,8 @@ class LSTMKernel(torch.autograd.Function):
         states, cells = torch.empty(2, *x.shape[:2], w.shape[1])
         gates = torch.empty(*x.shape[:2], len(w))
         bias = None if b_in is None or b is None else b_in + b
-        w_in, w = w_in.contiguous(), w.contiguous()
+        w_in = w_in.contiguous()
+        w = w.contiguous()
         kernel.forth(*map(array, (x, w_in, w, bias, h, c, gates, states, cells)))
         ctx.save_for_backward(x, w_in, w, h, c, gates, states, cells)
         ctx.set_materialize_grads(False)
@@ -103,7 +105,8 @@ class LSTMKernel(torch.autograd.Function):
         asked = ctx.needs_input_grad
         given = [None if s is None else s.contiguous() for s in (slopes, cell_slopes)]
         x_slopes = torch.empty_like(x) if asked[0] else None
-        weights, bias = [torch.empty_like(w_in), torch.empty_like(w)], torch.empty(len(w))
+        weights = [torch.empty_like(w_in), torch.empty_like(w)]
+        bias = torch.empty(len(w))
         first = list(torch.empty(2, x.shape[1], w.shape[1]))
         kernel.back(*map(array, (x, w_in, w, bias, *rest, *given, x_slopes, *weights, *first)), asked[1])
         found = x_slopes, *first, *weights, bias, bias
@@ -112,4 +115,6 @@ class LSTMKernel(torch.autograd.Function):
 
 def array(x: Tensor | None) -> Any:
     """The numbers as the kernel takes them."""
-    return None if x is None else x.detach().numpy()
+    if x is None:
+        return None
+    return x.detach().numpy()

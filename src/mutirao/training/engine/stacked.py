@@ -53,7 +53,8 @@ def train_stacked(trainer: PlainTrainer, compiled: CompiledStep, jobs: Sequence[
         for piece in pieces
         for start, stop, clients, batch in piece.segments()
     ]
-    workers = trainer.workers if any(ready) else 1  # Python's lock makes threads useless for steps that are not frozen
+    # Python's lock makes threads useless for steps that are not frozen
+    workers = trainer.workers if any(ready) else 1
     replies = run_in_threads(workers, Stack.train, pieces)
     return {client: reply for some in replies for client, reply in some.items()}
 
@@ -92,7 +93,11 @@ class Stack:
     """One stack: some clients, longest first, so that it shrinks as they finish."""
 
     def __init__(self, compiled: CompiledStep, form: StepForm, x: Tensor, y: Tensor, shares: Sequence[Share]) -> None:
-        self.compiled, self.form, self.x, self.y, self.shares = compiled, form, x, y, shares
+        self.compiled = compiled
+        self.form = form
+        self.x = x
+        self.y = y
+        self.shares = shares
         self.jobs = [job for job, _ in shares]
         self.lengths = np.zeros((len(self.jobs[0].lengths), len(shares)), np.int64)  # samples a batch; 0: has finished
         for i, job in enumerate(self.jobs):
@@ -102,7 +107,9 @@ class Stack:
         """Which samples each client takes at each step; short batches are filled up with samples that count nothing."""
         table = np.zeros((*self.lengths.shape, self.form.batch), np.int64)
         for i, (job, owned) in enumerate(self.shares):
-            mine, lengths, rows = table[: len(job.lengths), i], job.lengths, owned[job.order()]
+            mine = table[: len(job.lengths), i]
+            lengths = job.lengths
+            rows = owned[job.order()]
             if len(rows) == mine.size:
                 mine[:] = rows.reshape(mine.shape)
             else:
@@ -121,7 +128,9 @@ class Stack:
 
     def train(self) -> dict[ClientId, Reply]:
         """Make all steps, then let each client have its share of the stack."""
-        compiled, notes, table = self.compiled, StepRecord(self), torch.from_numpy(self.rows()).to(self.compiled.device)
+        compiled = self.compiled
+        notes = StepRecord(self)
+        table = torch.from_numpy(self.rows()).to(self.compiled.device)
         generators = [self.draw(job) for job in self.jobs] if compiled.random or compiled.masks else []
         with one_thread(), torch.inference_mode():
             state = compiled.state([job.arrays for job in self.jobs], [job.pull for job in self.jobs])
@@ -159,7 +168,8 @@ class StepRecord:
     def __init__(self, piece: Stack) -> None:
         self.piece = piece
         steps, clients = piece.lengths.shape
-        self.loss, self.right = np.zeros(clients), np.zeros(clients, np.int64)
+        self.loss = np.zeros(clients)
+        self.right = np.zeros(clients, np.int64)
         self.errors: npt.NDArray[np.int16] | None = None
         if "squared_errors" in piece.jobs[0].extras:
             self.errors = np.zeros((steps, clients, piece.form.batch, *piece.y.shape[1:]), np.int16)
@@ -183,7 +193,8 @@ class StepRecord:
 
     def reply(self, i: int, arrays: Arrays) -> Reply:
         """The reply of the i-th client."""
-        job, lengths = self.piece.jobs[i], self.piece.lengths[:, i]
+        job = self.piece.jobs[i]
+        lengths = self.piece.lengths[:, i]
         lengths = lengths[lengths > 0]
         right = int(self.right[i]) if is_classes(self.piece.y) else None
         metrics = training_metrics(float(self.loss[i]), right, int(lengths.sum()))

@@ -12,7 +12,9 @@ import torch
 
 from mutirao.training.cpu_cores import core_count
 
-MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # what glibc's mallopt calls them
+# What glibc's mallopt calls them
+MMAP_THRESHOLD = -3
+TRIM_THRESHOLD = -1
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -44,7 +44,10 @@ def map_in_threads(trainer: PlainTrainer, work: Callable[[Item], Result], items:
 def clone_module(trainer: PlainTrainer, template: nn.Module) -> nn.Module:
     """A module like another one for a thread or a process of its own, with what is done at once in one pass."""
     own = copy.deepcopy(template)
-    return fuse_pools(own) if trainer.torch_device().type == "cpu" else own.eval()  # our kernels are for the CPU
+    # Our kernels are for the CPU
+    if trainer.torch_device().type == "cpu":
+        return fuse_pools(own)
+    return own.eval()
 
 
 def train_threads(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Timed]:

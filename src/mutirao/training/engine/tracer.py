@@ -42,7 +42,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.generator_node = self.graph.placeholder("draw") if generator is not None else None
         self.root = torch.nn.Module()
         self.nodes: dict[int, fx.Node] = {}
-        self.kept_alive: list[Any] = []  # so that no identity and no storage is used twice
+        # So that no identity and no storage is used twice
+        self.kept_alive: list[Any] = []
         for i, tensor in enumerate(inputs):
             self._register(tensor, self.graph.placeholder(f"input_{i}"))
 
@@ -82,7 +83,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _register(self, tensor: Tensor, node: fx.Node) -> None:
         self.kept_alive.append(tensor)
-        self.nodes.setdefault(id(tensor), node)  # an operation in place returns what is known already
+        # An operation in place returns what is known already
+        self.nodes.setdefault(id(tensor), node)
         node.meta.setdefault("shapes", (tuple(tensor.shape),))
         node.meta.setdefault("dtype", tensor.dtype)
         node.meta.setdefault("storage", storage_pointer(tensor))
@@ -145,7 +147,8 @@ def trace_step(
 
 def merge_traces(two: fx.GraphModule, three: fx.GraphModule) -> fx.GraphModule:
     """One tape for any number of clients, its first input, out of recordings with two and with three of them."""
-    graph, pairs = two.graph, list(zip(two.graph.nodes, three.graph.nodes, strict=False))
+    graph = two.graph
+    pairs = list(zip(two.graph.nodes, three.graph.nodes, strict=False))
     if len(graph.nodes) != len(three.graph.nodes):
         raise Unsupported("its operations depend on the number of clients")
     with graph.inserting_before(pairs[0][0]):
@@ -170,7 +173,9 @@ def _join_values(a: Any, b: Any, clients: fx.Node) -> Any:
         return {key: _join_values(a[key], b[key], clients) for key in a}
     if isinstance(a, int) and not isinstance(a, bool) and a != b:
         scaled = clients if b - a == 1 else clients.graph.call_function(operator.mul, (clients, b - a))
-        return scaled if 3 * a == 2 * b else clients.graph.call_function(operator.add, (scaled, 3 * a - 2 * b))
+        if 3 * a == 2 * b:
+            return scaled
+        return clients.graph.call_function(operator.add, (scaled, 3 * a - 2 * b))
     if a != b:
         raise Unsupported("its numbers depend on the number of clients")
     return a
@@ -227,7 +232,8 @@ def drop_identity(node: fx.Node, history: StorageHistory, trace: fx.GraphModule)
         return None
     for factor, other in (node.args[:2], node.args[1::-1]):
         if is_one(other) and isinstance(factor, fx.Node) and same_shape(node, factor) and same_type(node, factor):
-            of_product, time = node.meta["storage"], node.meta["time"]
+            of_product = node.meta["storage"]
+            time = node.meta["time"]
             if of_product not in history.written and history.unchanged(
                 factor, time, history.last_read.get(of_product, time)
             ):
@@ -320,7 +326,9 @@ def factors_of(product: Any, reader: fx.Node, history: StorageHistory) -> Any:
     if not is_call(product, aten.bmm.default) or len(product.users) != 1:
         return None
     late = all(history.unchanged(f, product.meta["time"], reader.meta["time"]) for f in product.args)
-    return product.args if late else None
+    if late:
+        return product.args
+    return None
 
 
 def insert_call(
@@ -347,7 +355,8 @@ def freeze_program(program: Program, inputs: Sequence[Tensor]) -> Program | None
 
     try:
         with warnings.catch_warnings(), torch.inference_mode():
-            warnings.simplefilter("ignore")  # torch.jit is deprecated: the program itself is the way without it
+            # torch.jit is deprecated: the program itself is the way without it
+            warnings.simplefilter("ignore")
             fast = torch.jit.trace(plain, tuple(t.clone() for t in inputs), check_trace=False)  # type: ignore[no-untyped-call]
             trial(fast)  # the second run is the optimised one
             same = all(torch.equal(a, b) for a, b in zip(trial(fast), trial(plain), strict=True))

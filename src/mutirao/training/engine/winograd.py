@@ -94,7 +94,8 @@ class Winograd(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         outs, ins, *sides = weight.shape
         slopes = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-        weights, biases = torch.empty(*sides, ins, outs), torch.empty(outs)
+        weights = torch.empty(*sides, ins, outs)
+        biases = torch.empty(outs)
         gradient = as_nhwc(gradient.contiguous(memory_format=torch.channels_last))
         into = None if slopes is None else as_nhwc(slopes)
         kernel.back(as_nhwc(x), matrices(weight, 0, 1), gradient, into, weights.numpy(), biases.numpy(), ctx.padding)
