@@ -1,9 +1,9 @@
-"""Personal models by name: each client has one of its own.
+"""Personalized federated learning by name: each client has a model of its own.
 
-Of a kind that *keeps* arrays, those are the client's: they lie in its state, never travel, and are laid over what it
-receives. The others send the whole model, and a client makes its own of it. A client is judged by its own model on its
-own test data. Whoever has not trained yet fits what is personal first, and so does a new client, one of the share `new`
-of all that never trains. `mutirao.personalization.handler` is what a client does.
+Methods that *keep* arrays hold them in the client's state: these arrays are never sent, and replace those of the
+received model. The other methods share the whole model, and each client derives its own from it. A client is evaluated
+with its own model on its own test data. A client that has not trained yet fits its personal part first; so do the new
+clients, a share `new` of all that never trains. The client side is in `mutirao.personalization.handler`.
 """
 
 import math
@@ -20,7 +20,7 @@ from mutirao.selection import check_setting
 
 
 class Personal:
-    """What every kind offers to the flow and to those who make tasks; as it is, all have one model."""
+    """The interface of all methods; the base class means one model for all clients."""
 
     name = "none"
     new: float = 0.0
@@ -31,7 +31,7 @@ class Personal:
         return handler
 
     def new_clients(self, clients: Collection[ClientId], seed: int) -> frozenset[ClientId]:
-        """The new clients: a share `new` of all by lot, at least one if there are to be any."""
+        """The new clients: a random share `new` of all, at least one if `new` is above 0."""
         if not self.new:
             return frozenset()
         count = max(1, round(self.new * len(clients)))
@@ -43,7 +43,7 @@ class Personal:
 
 @dataclass(frozen=True)
 class OneModel(Personal):
-    """No personal models: all clients have the one that they train together.
+    """No personalization: all clients use the model that they train together.
 
     >>> from torch import nn
     >>> from mutirao import Trainer
@@ -55,7 +55,7 @@ class OneModel(Personal):
 
 @dataclass(frozen=True)
 class Settings(Personal):
-    """What all kinds have in common: the `epochs` of what is personal (0: as many as of a round), and who is new."""
+    """Settings of all methods: `epochs` for the personal part (0: as many as of a round), and the share `new`."""
 
     epochs: int = 0
     new: float = 0.0
@@ -67,17 +67,17 @@ class Settings(Personal):
         check_setting("new", 0 <= self.new < 1, self.new, "0 (nobody) or above, and below 1")
 
     def at_client(self, handler: AnyHandler) -> AnyHandler:
-        """The handler with a model of the client's own."""
+        """The handler with a personal model."""
         return as_handler(handler).personal_training(self)
 
     def around(self, trainer: Any) -> Any:
-        """The handler of this kind around a `Trainer`."""
+        """The handler of this method around a `Trainer`."""
         return load_name(self.handler).of(trainer, self)
 
 
 @dataclass(frozen=True)
 class Keeps(Settings):
-    """What the kinds have in common that keep arrays at the client."""
+    """Base class of methods that keep arrays at the client."""
 
     whole = False
 
@@ -103,7 +103,7 @@ class FedPer(Keeps):
 
 @dataclass(frozen=True)
 class FedRep(Keeps):
-    """As FedPer, but in turn: first `epochs` of the personal layers alone, then the round's epochs of the others alone.
+    """As FedPer, but alternating: first `epochs` of the personal layers, then the round's epochs of the others.
 
     Collins, Hassani, Mokhtari and Shakkottai, "Exploiting Shared Representations for Personalized Federated Learning",
     ICML 2021.
@@ -122,7 +122,7 @@ class FedRep(Keeps):
 
 @dataclass(frozen=True)
 class FedRecon(Keeps):
-    """The personal layers are rebuilt whenever they are needed, and forgotten: a client keeps no state at all.
+    """The personal layers are reconstructed whenever they are needed; a client keeps no state.
 
     A round draws a share of the client's samples, its `support`; the layers are fitted to it for `epochs` at the rate
     `lr` (0: the round's), from where all begin, the rest of the model frozen. Then that rest is trained on the other
@@ -170,7 +170,7 @@ class FedBN(Keeps):
 
 @dataclass(frozen=True)
 class Ditto(Settings):
-    """A second model v beside the common w: v <- v - lr (g(v) + lam (v - w)), from the first w that the client got.
+    """A second model v beside the common w: v <- v - lr (g(v) + lam (v - w)), starting from the first received w.
 
     Li, Hu, Beirami and Smith, "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021. `epochs`
     are those of v in a round, with w as it was received.
@@ -193,7 +193,7 @@ class Ditto(Settings):
 
 @dataclass(frozen=True)
 class Finetune(Settings):
-    """One model for all, which a client trains for `epochs` on its own data whenever it is to use it; nothing is kept.
+    """One model for all, fine-tuned by a client for `epochs` on its own data before each use; nothing is kept.
 
     Yu, Bagdasaryan and Shmatikov, "Salvaging Federated Learning by Local Adaptation", 2020.
 

@@ -1,4 +1,4 @@
-"""Personal layers and the others trained in turn: FedRep keeps what is personal, FedRecon rebuilds it each time."""
+"""Alternating training of personal and shared layers: FedRep keeps the personal ones, FedRecon reconstructs them."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -21,13 +21,13 @@ ON_RECEIVED = PROBED | {"start_loss"}  # what is told of the model as it was rec
 
 @dataclass(frozen=True)
 class AlternatingTrainer(KeptLayersTrainer):
-    """FedRep: the personal layers with the others frozen, then the others with those frozen, on the new head."""
+    """FedRep: train the personal layers with the others frozen, then the others with the new personal layers."""
 
     backbone: PlainTrainer | None = None
 
     @classmethod
     def of(cls, trainer: PlainTrainer, kind: Settings) -> Self:
-        """Around a trainer; each part is trained by one of its own."""
+        """Wrap a trainer; personal and shared layers get a trainer each."""
         if trainer.keep_optimizer:
             raise ConfigError(
                 f"personal={kind.name} trains in two turns, each with a fresh optimiser; keep_optimizer is not"
@@ -37,7 +37,7 @@ class AlternatingTrainer(KeptLayersTrainer):
         return replace(made, backbone=restricted_trainer(trainer, trainer, rest))
 
     def train(self, work: Work, requests: Requests, sites: Sites) -> Outcomes:
-        """Two turns; what is told is of the second, but for what is asked of the model as it was received."""
+        """Train both phases; metrics are those of the second, except for metrics of the received model."""
         over = {c: self.with_own_layers(r, sites[c]) for c, r in requests.items()}
         first = {
             c: replace(r, config=select_extras(without_common(r.config), r.config, ON_RECEIVED), extras={})
@@ -67,19 +67,19 @@ class AlternatingTrainer(KeptLayersTrainer):
         return out
 
     def phases(self, requests: Requests, sites: Sites) -> tuple[Sites, Sites]:
-        """The sites of the first turn, which leaves nothing in their states, and those of the second."""
+        """The sites of the first phase, which leaves no state, and those of the second."""
         return {c: Site(c, sites[c].data) for c in requests}, sites
 
 
 @dataclass(frozen=True)
 class ReconstructingTrainer(AlternatingTrainer):
-    """FedRecon: the personal layers are fitted to a part of the data, the support, the others to the rest, the query.
+    """FedRecon: the personal layers are fitted to a part of the data, the support, the others to the rest.
 
     Nothing is kept: whoever needs its own layers fits them again, from where all begin; to be judged, to all it has.
     """
 
     def phases(self, requests: Requests, sites: Sites) -> tuple[Sites, Sites]:
-        """The sites with their support alone, and with their query alone."""
+        """The sites with their support only, and with their query only."""
         kind = self.kind
         one = dict[str, Site]()
         two = dict[str, Site]()
@@ -92,21 +92,21 @@ class ReconstructingTrainer(AlternatingTrainer):
         return one, two
 
     def own_model(self, request: Request, site: Site) -> Arrays | None:
-        """Nothing."""
+        """None: nothing is kept."""
         return None
 
     def finish_reply(self, reply: Reply, arrays: Arrays, site: Site) -> Reply:
-        """The reply without what is personal, which is forgotten."""
+        """The reply without the personal layers, which are discarded."""
         return replace(reply, arrays=self.shared(reply.arrays))
 
     def answer_as_received(self, work: Work, requests: Requests, sites: Sites) -> Outcomes:
-        """The client's own model, fitted for it."""
+        """Replies for the client's own model, fitted for this request."""
         models, failed = self.fit(work, requests, sites)
         return failed | work(self.trainer, {c: replace(requests[c], arrays=a) for c, a in models.items()}, sites)
 
 
 def split_support(data: Any, share: float, request: Request, client: str) -> tuple[Any, Any]:
-    """A client's support and query, drawn for the round; with a share of 1, or of a single sample, both are all."""
+    """A client's support and query, drawn for the round; both are all data for a share of 1 or one sample."""
     samples = Samples.of(data)
     count = len(samples)
     if share >= 1 or count < 2:
@@ -119,12 +119,12 @@ def split_support(data: Any, share: float, request: Request, client: str) -> tup
 
 
 def support_size(share: float, count: int) -> int:
-    """How many of so many samples are support: the share, but at least one, and one is left for the query."""
+    """The number of support samples: the share, but at least one, leaving one for the query."""
     return min(max(1, round(share * count)), count - 1)
 
 
 def with_rows(data: Any, samples: Samples, rows: Any) -> Any:
-    """The client with these of its samples to train on."""
+    """The client's data with only these samples to train on."""
     some = samples.rows(rows)
     if isinstance(data, ClientData):
         return replace(data, train=some)
@@ -134,6 +134,6 @@ def with_rows(data: Any, samples: Samples, rows: Any) -> Any:
 def select_extras(
     config: Mapping[str, Scalar], said: Mapping[str, Scalar], names: Collection[str], instead: bool = False
 ) -> dict[str, Scalar]:
-    """A configuration that asks for what `said` asks for of these names, or `instead` of all others."""
+    """A configuration that requests those extras of `said` that are in `names`, or with `instead` all others."""
     wanted = [name for name in str(said.get("extras", "")).split(",") if name and (name.strip() in names) != instead]
     return {k: v for k, v in config.items() if k != "extras"} | ({"extras": ",".join(wanted)} if wanted else {})

@@ -1,7 +1,7 @@
-"""A client with a model of its own: a handler around a `Trainer`, which lays over what it receives what it keeps.
+"""A client with a personal model: a handler around a `Trainer` that combines received and kept arrays.
 
-What is personal lies in the site's state under `personal.`, and nothing of it is in any reply. To be judged, a client
-that has nothing of its own yet fits it first, as a new one does; that leaves no trace in its state.
+Personal arrays lie in the site's state under `personal.`, and no reply contains them. A client without a personal model
+fits one before it is evaluated, without changing its state; new clients do the same.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,7 +22,7 @@ from mutirao.training.trainable_state import list_some
 
 
 def last_layer_names(module: nn.Module, names: Sequence[str]) -> list[str]:
-    """The arrays of the last layer that has weights of its own, of those that are in `names`."""
+    """The arrays of the last layer with weights of its own, restricted to `names`."""
     found: list[str] = []
     for path, part in module.named_modules():
         if own := [name for k in part._parameters if (name := array_name(path, k)) in names]:
@@ -31,7 +31,7 @@ def last_layer_names(module: nn.Module, names: Sequence[str]) -> list[str]:
 
 
 def matching_names(names: Sequence[str], patterns: str) -> list[str]:
-    """The arrays that fit patterns separated by commas, each of an array's name or of a layer's.
+    """The arrays that match patterns, separated by commas, of array or layer names.
 
     >>> named_layers(["0.weight", "2.weight", "2.bias"], "2")
     ['2.weight', '2.bias']
@@ -46,12 +46,12 @@ def matching_names(names: Sequence[str], patterns: str) -> list[str]:
 
 
 def matches_layer(name: str, pattern: str) -> bool:
-    """Whether a pattern means this array, or a layer that holds it."""
+    """Whether a pattern matches this array, or a layer that contains it."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
 def batch_norms(module: nn.Module, names: Sequence[str]) -> list[str]:
-    """Weights, biases and statistics of all batch normalisation, of those that are in `names`.
+    """Weights, biases and statistics of all batch normalisation layers, restricted to `names`.
 
     A layer of one's own counts if it says so: `is_batch_norm = True`.
     """
@@ -62,14 +62,14 @@ def batch_norms(module: nn.Module, names: Sequence[str]) -> list[str]:
 
 
 def array_name(path: str, name: str) -> str:
-    """The name of an array in a part of a module."""
+    """The full name of an array in a submodule."""
     if path:
         return f"{path}.{name}"
     return name
 
 
 def freeze_others(make: Callable[[], nn.Module], names: Collection[str]) -> nn.Module:
-    """The module with all frozen but the parameters of these names."""
+    """The module with all parameters frozen except these."""
     module = make()
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if name not in names:
@@ -85,12 +85,12 @@ Models = dict[ClientId, Arrays]
 
 
 def ask_each(trainer: Any, requests: Requests, sites: Sites) -> Outcomes:
-    """One client after the other, as over a network; what one raises is raised."""
+    """Ask one client after the other, as over a network; an exception of a client is raised."""
     return {client: trainer(requests[client], sites[client]) for client in sorted(requests)}
 
 
 def ask_together(trainer: Any, requests: Requests, sites: Sites) -> Outcomes:
-    """All at once, by the trainer's engine."""
+    """Ask all clients at once, by the trainer's engine."""
     if requests:
         return dict(trainer.many(requests, sites))
     return {}
@@ -98,7 +98,7 @@ def ask_together(trainer: Any, requests: Requests, sites: Sites) -> Outcomes:
 
 @dataclass(frozen=True)
 class PersonalTrainer:
-    """What the handlers of all kinds have in common. `fitter` trains what is personal, as long as the kind says."""
+    """The base of all personal trainers; `fitter` trains the personal part for the epochs of the method."""
 
     trainer: PlainTrainer
     kind: Settings
@@ -106,58 +106,58 @@ class PersonalTrainer:
 
     @classmethod
     def of(cls, trainer: PlainTrainer, kind: Settings) -> Self:
-        """Around a trainer."""
+        """Wrap a trainer."""
         return cls(trainer, kind, personal_trainer(trainer, kind))
 
     @property
     def provides(self) -> frozenset[str]:
-        """What the trainer does."""
+        """What the trainer provides."""
         return frozenset(getattr(self.trainer, "provides", ()))
 
     @property
     def schedule(self) -> Callable[[int], float]:
-        """The trainer's."""
+        """The trainer's learning rate schedule."""
         return self.trainer.schedule
 
     @property
     def figures(self) -> Any:
-        """What it judges by besides loss and accuracy."""
+        """The trainer's own metrics."""
         return self.trainer.figures
 
     def agreed(self) -> Mapping[str, str]:
-        """What all parties must have in common: what the trainer says."""
+        """Digests of what all parties must have in common: those of the trainer."""
         return self.trainer.agreed()
 
     def check(self, arrays: Arrays, population: Mapping[ClientId, Any]) -> None:
-        """As the trainer does, of the model with what is personal."""
+        """The trainer's checks before the first round, on the complete model."""
         trainer: Any = self.trainer
         trainer.check(self.complete_model(arrays, 0), population)
 
     def shared(self, arrays: Arrays) -> Arrays:
-        """What travels of a whole model."""
+        """The shared arrays of a complete model."""
         return arrays
 
     def complete_model(self, arrays: Arrays, seed: int) -> Arrays:
-        """What travels, with what is personal as it is at first."""
+        """The shared arrays together with the initial personal arrays."""
         return arrays
 
     def initial(self, seed: int) -> Arrays:
-        """What travels of a fresh model."""
+        """The shared arrays of a fresh model."""
         return self.shared(self.trainer.initial(seed))
 
     def __call__(self, request: Request, site: Site) -> Reply:
-        """One client's answer."""
+        """One client's reply."""
         answer = self.answer(ask_each, {site.id: request}, {site.id: site})[site.id]
         if isinstance(answer, Failure):
             raise ValueError(answer.reason)
         return answer
 
     def many(self, requests: Requests, sites: Sites) -> Outcomes:
-        """The answers of many clients."""
+        """The replies of many clients."""
         return self.answer(ask_together, requests, sites)
 
     def answer(self, work: Work, requests: Requests, sites: Sites) -> Outcomes:
-        """What each client answers, sorted by client."""
+        """The replies of all clients, sorted by client."""
         outcomes: Outcomes = {}
         for do in sorted({request.do for request in requests.values()}):
             way = {"train": self.train, "evaluate": self.evaluate}.get(do, self.answer_as_received)
@@ -165,15 +165,15 @@ class PersonalTrainer:
         return dict(sorted(outcomes.items()))
 
     def train(self, work: Work, requests: Requests, sites: Sites) -> Outcomes:
-        """A round's training: of the common model, as it comes."""
+        """Train the common model as it is received."""
         return work(self.trainer, requests, sites)
 
     def answer_as_received(self, work: Work, requests: Requests, sites: Sites) -> Outcomes:
-        """What is asked of the model as it is received, such as a probe."""
+        """Answer requests about the model as it is received, such as a probe."""
         return work(self.trainer, requests, sites)
 
     def evaluate(self, work: Work, requests: Requests, sites: Sites) -> Outcomes:
-        """Each client's own model on its own test data; who has none fits one first."""
+        """Evaluate each client's own model on its own test data; clients without one fit one first."""
         own = {c: found for c in requests if (found := self.own_model(requests[c], sites[c])) is not None}
         fitted, failed = self.fit(work, {c: r for c, r in requests.items() if c not in own}, sites)
         models = own | fitted
@@ -184,92 +184,92 @@ class PersonalTrainer:
         return None
 
     def fit(self, work: Work, requests: Requests, sites: Sites) -> tuple[Models, Outcomes]:
-        """Models that clients make of what they receive on their own data, which are not kept; and who failed."""
+        """Models fitted to the clients' own data, which are not kept; and the failures."""
         asked = {c: replace(r, do="train", config=without_common(r.config), extras={}) for c, r in requests.items()}
         done = work(self.fitter, self.starting_requests(asked), {c: Site(c, sites[c].data) for c in asked})
         return {c: r.arrays for c, r in done.items() if isinstance(r, Reply)}, only_failures(done)
 
     def starting_requests(self, requests: Requests) -> Requests:
-        """The requests as one who fits a model begins."""
+        """The requests with the model from which fitting starts."""
         return requests
 
 
 @dataclass(frozen=True)
 class KeptLayersTrainer(PersonalTrainer):
-    """A client that keeps some arrays: FedPer and FedBN train them with the others, and send what is left."""
+    """FedPer and FedBN: a client keeps some arrays, trains them with the others, and sends the rest."""
 
     names: tuple[str, ...] = ()
     _fresh: dict[int, Arrays] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, trainer: PlainTrainer, kind: Settings) -> Self:
-        """Around a trainer whose model has such layers, and others beside them."""
+        """Wrap a trainer whose model has personal and shared arrays."""
         names = tuple(personal_names(trainer, kind))
         return cls(trainer, kind, restricted_trainer(trainer, personal_trainer(trainer, kind), names), names)
 
     @property
     def provides(self) -> frozenset[str]:
-        """What the trainer does, but for what corrects the steps of a whole model."""
+        """What the trainer provides, except for corrections of a whole model."""
         return super().provides - WHOLE_MODEL_ONLY
 
     def shared(self, arrays: Arrays) -> Arrays:
-        """All but what is kept."""
+        """All arrays except the personal ones."""
         return {name: array for name, array in arrays.items() if name not in self.names}
 
     def own_layers(self, arrays: Arrays) -> Arrays:
-        """What is kept of a whole model."""
+        """The personal arrays of a complete model."""
         return {name: arrays[name] for name in self.names}
 
     def complete_model(self, arrays: Arrays, seed: int) -> Arrays:
-        """With what is kept as everybody has it at first: the seed decides it."""
+        """The shared arrays with the initial personal ones, which the seed determines."""
         if seed not in self._fresh:
             self._fresh.clear()
             self._fresh[seed] = self.own_layers(self.trainer.initial(seed))
         return {**arrays, **self._fresh[seed]}
 
     def with_own_layers(self, request: Request, site: Site) -> Request:
-        """The request with the whole model of this client, its own or at first the common one."""
+        """The request with this client's complete model: its own, or at first the common one."""
         found = self.own_model(request, site)
         arrays = self.complete_model(request.arrays, int(request.config["seed"])) if found is None else found
         return replace(request, arrays=arrays)
 
     def own_model(self, request: Request, site: Site) -> Arrays | None:
-        """What was received, with what the site keeps."""
+        """The received arrays with those that the site keeps."""
         state = {name: site.state[PREFIX + name] for name in self.names if PREFIX + name in site.state}
         if len(state) == len(self.names):
             return {**request.arrays, **state}
         return None
 
     def starting_requests(self, requests: Requests) -> Requests:
-        """With what is kept as it is at first."""
+        """The requests with the initial personal arrays."""
         return {c: replace(r, arrays=self.complete_model(r.arrays, int(r.config["seed"]))) for c, r in requests.items()}
 
     def fit(self, work: Work, requests: Requests, sites: Sites) -> tuple[Models, Outcomes]:
-        """As others do, the rest as it was received: statistics of a frozen part do not move either."""
+        """As the base class, but all shared arrays stay as received: statistics of frozen parts do not move either."""
         models, failed = super().fit(work, requests, sites)
         return {c: {**requests[c].arrays, **self.own_layers(found)} for c, found in models.items()}, failed
 
     def answer_as_received(self, work: Work, requests: Requests, sites: Sites) -> Outcomes:
-        """The client's own model."""
+        """Replies for the client's own model."""
         return work(self.trainer, {c: self.with_own_layers(r, sites[c]) for c, r in requests.items()}, sites)
 
     def train(self, work: Work, requests: Requests, sites: Sites) -> Outcomes:
-        """All at once; what is personal stays."""
+        """Train the complete model; personal arrays stay at the client."""
         done = work(self.trainer, {c: self.with_own_layers(r, sites[c]) for c, r in requests.items()}, sites)
         return {c: self.finish_reply(r, r.arrays, sites[c]) if isinstance(r, Reply) else r for c, r in done.items()}
 
     def finish_reply(self, reply: Reply, arrays: Arrays, site: Site) -> Reply | Failure:
-        """The reply without what is personal, which is kept of `arrays`."""
+        """The reply without personal arrays, which are saved from `arrays`."""
         own_layers = self.own_layers(arrays)
         return save_personal(site, own_layers) or replace(reply, arrays=self.shared(reply.arrays))
 
 
 @dataclass(frozen=True)
 class SecondModelTrainer(PersonalTrainer):
-    """Ditto: the common model is trained as it comes, and a second one beside it, pulled towards the common one."""
+    """Ditto: the common model is trained as received, and a second model is pulled towards it."""
 
     def train(self, work: Work, requests: Requests, sites: Sites) -> Outcomes:
-        """Both; only the common one leaves."""
+        """Train both models; only the common one is sent."""
         done = work(self.trainer, requests, sites)
         sound = {c: requests[c] for c, r in done.items() if isinstance(r, Reply)}
         asked = {c: replace(r, config=without_common(r.config), extras={}) for c, r in sound.items()}
@@ -281,11 +281,11 @@ class SecondModelTrainer(PersonalTrainer):
         return done
 
     def starting_requests(self, requests: Requests) -> Requests:
-        """From the common model, pulled towards it."""
+        """The requests with the common model, pulled towards it."""
         return self.pulled(requests, requests)
 
     def pulled(self, requests: Requests, common: Requests) -> Requests:
-        """The requests with the pull of Ditto towards the models of others."""
+        """The requests with Ditto's pull towards the models of `common`."""
         kind = self.kind
         mu = kind.lam if isinstance(kind, Ditto) else 0.0
         return {
@@ -307,7 +307,7 @@ class SecondModelTrainer(PersonalTrainer):
 
 
 def personal_trainer(trainer: PlainTrainer, kind: Settings) -> PlainTrainer:
-    """A trainer of what is personal, for as many epochs as the kind says; it keeps nothing, and nothing pulls it."""
+    """A trainer of the personal part, for the epochs of the method, without state and without a proximal term."""
     changes: dict[str, Any] = {"epochs": kind.epochs, "steps": 0} if kind.epochs else {}
     if isinstance(kind, FedRecon) and kind.lr:
         changes["lr"] = kind.lr
@@ -315,13 +315,13 @@ def personal_trainer(trainer: PlainTrainer, kind: Settings) -> PlainTrainer:
 
 
 def restricted_trainer(trainer: PlainTrainer, like: PlainTrainer, names: Collection[str]) -> PlainTrainer:
-    """A trainer like that one of these arrays alone; what travels to and from it is what did before."""
+    """A trainer like `like` that trains these arrays only; the shared arrays stay those of `trainer`."""
     make = partial(freeze_others, trainer.model, frozenset(names))
     return replace(like, model=make, share=",".join(trainer.state_names.shared))
 
 
 def personal_names(trainer: PlainTrainer, kind: Settings) -> list[str]:
-    """The arrays that a kind keeps at the client; ConfigError if there are none, or nothing else that is trained."""
+    """The personal arrays of a method; ConfigError if there are none, or if nothing shared is trained."""
     module = trainer.thread_module()
     travels = trainer.state_names.shared
     named = str(getattr(kind, "layers", ""))
@@ -341,7 +341,7 @@ def personal_names(trainer: PlainTrainer, kind: Settings) -> list[str]:
 
 
 def save_personal(site: Site, arrays: Arrays) -> Failure | None:
-    """Put what is personal into the site's state; a failure if it cannot be used."""
+    """Save personal arrays in the site's state; a Failure if they are not finite."""
     if not is_finite(arrays):
         return Failure("not_finite", "what is personal holds NaN or infinity; try a smaller learning rate")
     site.state.update({PREFIX + name: array for name, array in arrays.items()})
@@ -349,10 +349,10 @@ def save_personal(site: Site, arrays: Arrays) -> Failure | None:
 
 
 def without_common(config: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """What a request says, without what it says of the common model alone."""
+    """The configuration without entries that concern the common model only."""
     return {k: v for k, v in config.items() if k not in ("extras", "epochs", "mu", "correct", "counted")}
 
 
 def only_failures(outcomes: Outcomes) -> Outcomes:
-    """Those who failed."""
+    """The failures among outcomes."""
     return {c: r for c, r in outcomes.items() if isinstance(r, Failure)}

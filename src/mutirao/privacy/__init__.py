@@ -1,13 +1,14 @@
 """Differential privacy by name: `none`, `central`, `local`, `dpsgd`. Updates are clipped, Gaussian noise is added.
 
-Who adds the noise is whom clients need not trust: the server (central), or each client itself (local, dpsgd). What
-was spent is kept as a table of releases (see `accounting`): for central in the run's memory, otherwise in the site's
-own state, so a run that is resumed goes on counting where it was. `docs/privacy.md` says what is promised to whom.
+The methods differ in who adds the noise, and thus in whom clients must trust: the server (central), or nobody but the
+client itself (local, dpsgd). The privacy spent is kept as a table of releases (see `accounting`): in the run's memory
+for central, otherwise in the site's own state, so that a resumed run continues its account. `docs/privacy.md` states
+the guarantees.
 
-The noise comes from the operating system's randomness, not from the run's seed: who knows the seed could take it off
-again. `repeatable=true` draws it from the seed all the same, for experiments on data that are not private.
+The noise comes from the operating system's randomness, not from the run's seed: anyone who knows the seed could remove
+it. `repeatable=true` draws it from the seed all the same, for experiments on data that are not private.
 
-How much noise there is can be said, or found: `epsilon=3` gives the noise that the rounds planned need.
+The noise can be set, or derived: `epsilon=3` finds the noise that the planned rounds need.
 """
 
 import functools
@@ -87,7 +88,7 @@ class Central(Settings):
         check_setting("clip_noise", 0 <= self.clip_noise < math.inf, self.clip_noise, "0 (a choice of ours) or above")
 
     def at_server(self, select: AnySelector, aggregate: AnyAggregator, clients: int, config: Any) -> AtServer:
-        """Poisson sampling instead of a fixed number, and the aggregator on the noised mean."""
+        """Poisson sampling instead of a fixed number of clients, and an aggregator that sees the noised mean only."""
         if not as_aggregator(aggregate).mean_only:
             raise ConfigError(
                 f"privacy=central adds noise to the mean update, and {aggregate!r} needs each update by itself"
@@ -107,7 +108,7 @@ class Central(Settings):
         return select, NoisyMean(aggregate, noise, self.clip, rate, expected, adaptive_clip, added, draw)
 
     def sample(self, select: AnySelector, clients: int) -> tuple[AnySelector, float, float]:
-        """Who draws the clients, with which probability each is drawn, and how many are expected a round."""
+        """The selector, the probability of each client, and the expected number of clients a round."""
         if isinstance(select, Uniform):
             expected = select.count * clients if isinstance(select.count, float) else min(select.count, clients)
             rate = min(1.0, expected / clients)
@@ -120,7 +121,7 @@ class Central(Settings):
         )
 
     def adaptive_clip(self, noise: float, expected: float) -> AdaptiveClip | None:
-        """How the clip moves, if it does."""
+        """The adaptive clip, if `clip_quantile` is set."""
         if not self.clip_quantile:
             return None
         count_noise = self.clip_noise or max(expected / 20, noise)
@@ -131,23 +132,23 @@ class Central(Settings):
         return AdaptiveClip(self.clip_quantile, self.clip_lr, count_noise)
 
     def found(self, config: Any, clients: int) -> dict[str, Scalar]:
-        """The noise that the rate asks for."""
+        """The noise for this sampling rate."""
         if self.noise is not None:
             return super().found(config, clients)
         _, rate, _ = self.sample(build("select", config.select, count=config.per_round), clients)
         return self.written(self.noise_for(rate, 1))
 
     def figures(self, run: Run) -> dict[str, float]:
-        """What was spent and, if the clip moves, what it was; of groups, the longest."""
+        """The privacy spent and, if it is adaptive, the clip; with groups, the largest."""
         clips = [float(v[0]) for key, v in run.memory.items() if key == CLIP or key.endswith("/" + CLIP)]
         return super().figures(run) | ({"clip": max(clips)} if clips else {})
 
     def spent(self, run: Run) -> float | None:
-        """What the released models cost any client: one of groups has part in those of its own alone."""
+        """The epsilon of the released models; with groups, that of the group that spent most."""
         return max((self.cost(table) for table in tables_in(run.memory)), default=0.0)
 
     def spent_after_round(self, run: Run, outlook: NextRound) -> float:
-        """With one more model released, of every group."""
+        """Epsilon with one more model of every group released."""
         parts = [(memory, part) for memory, part in outlook if isinstance(part, NoisyMean)]
         after = [add_releases(memory.get(RELEASES), part.noise, part.rate, 1) for memory, part in parts]
         return max([self.spent(run) or 0.0, *map(self.cost, after)])
@@ -155,25 +156,25 @@ class Central(Settings):
 
 @dataclass(frozen=True)
 class AtClient(Settings):
-    """What the kinds have in common in which each client sees to its own privacy and keeps its own account."""
+    """Base class of the methods in which each client protects its own updates and keeps its own account."""
 
     def at_server(self, select: AnySelector, aggregate: AnyAggregator, clients: int, config: Any) -> AtServer:
-        """Both as they are, which find no metrics: only updates leave."""
+        """Selector and aggregator unchanged; clients send updates and no metrics."""
         if config.clients_every > 0:
             raise ConfigError(f"clients_every cannot be set with {self!r}: clients tell no metrics")
         return select, aggregate
 
     def spent(self, run: Run) -> float | None:
-        """What the client that spent most has told, but no more than the server finds it can have spent."""
+        """The highest epsilon that a client reports, limited to what the server finds possible."""
         return self.highest(run, EPSILON, 0, 1)
 
     def spent_after_round(self, run: Run, outlook: NextRound) -> float:
-        """The same, were it asked once more; of one with next to no samples, which refuses for itself in time."""
+        """The same after one more round; a client with very few samples refuses by itself in time."""
         known = run.roster.first_n[run.roster.first_n > 0]
         return self.highest(run, NEXT, 1, lower_median(known) / SIZE_CAP if len(known) else 1)
 
     def highest(self, run: Run, figure: str, more: int, fewest: float) -> float:
-        """The highest figure told, each held to what it can be if the client answered whenever it was asked.
+        """The highest reported figure, each limited to what the client can have spent if it answered every request.
 
         Those told most are looked at first: as a rule one is enough.
         """
@@ -194,10 +195,10 @@ class AtClient(Settings):
 
     @abstractmethod
     def releases(self, n: float) -> tuple[float, float, int]:
-        """Noise, rate and number of the releases that a client with n samples makes in a round."""
+        """Noise, rate and number of the releases of a client with n samples in one round."""
 
     def charge(self, site: Site, noise: float, rate: float, times: int) -> Releases:
-        """The site's account with these releases in it; Refused if its budget does not allow them."""
+        """The site's account including these releases; Refused if its budget does not allow them."""
         table = add_releases(site.state.get(RELEASES), noise, rate, times)
         if self.budget and (after := self.cost(table)) > self.budget:
             before = self.cost(site.state.get(RELEASES))
@@ -207,7 +208,7 @@ class AtClient(Settings):
         return table
 
     def spent_metrics(self, table: Releases, noise: float, rate: float, times: int) -> dict[str, float]:
-        """What a client tells of its account: nothing in it depends on its data but their number."""
+        """The epsilon that a client reports; of its data it depends on the number of samples only."""
         return {EPSILON: self.cost(table), NEXT: self.cost(add_releases(table, noise, rate, times))}
 
 
@@ -230,7 +231,7 @@ class Local(AtClient):
         return self.noise_for(1.0, 1, sensitivity=2.0)
 
     def found(self, config: Any, clients: int) -> dict[str, Scalar]:
-        """The noise for a client that is asked in every round."""
+        """The noise for a client that takes part in every round."""
         return self.written(self.deviation)
 
     def at_client(self, handler: AnyHandler) -> AnyHandler:
@@ -238,7 +239,7 @@ class Local(AtClient):
         return LocalPrivacyHandler(handler, self)
 
     def releases(self, n: float) -> tuple[float, float, int]:
-        """One, whatever it holds."""
+        """One release, whatever the client's data."""
         return self.deviation / 2, 1.0, 1
 
 
@@ -263,11 +264,11 @@ class DPSGD(AtClient):
     protects = "a sample of a client"
 
     def at_client(self, handler: AnyHandler) -> AnyHandler:
-        """The trainer's model, loss and optimiser, with private gradients."""
+        """The trainer with private gradients."""
         return as_handler(handler).private_training(self)
 
     def releases(self, n: float) -> tuple[float, float, int]:
-        """One a step."""
+        """One release per step."""
         batch = self.batch_size or 1
         rate = min(1.0, batch / n)
         steps = (self.epochs or 1) * math.ceil(n / batch)
@@ -278,7 +279,7 @@ NAMES = {"none": NoPrivacy, "central": Central, "local": Local, "dpsgd": DPSGD}
 
 
 class LocalPrivacyHandler:
-    """A handler whose updates are clipped and noised where they are made; `many` clients at once if it could before."""
+    """A handler that clips and noises updates where they are made; `many` clients at once if possible."""
 
     def __init__(self, handler: AnyHandler, privacy: Local) -> None:
         self.handler = as_handler(handler)
@@ -286,23 +287,23 @@ class LocalPrivacyHandler:
 
     @property
     def provides(self) -> frozenset[str]:
-        """Nothing but what was spent; what the handler can be told, it can be told still."""
+        """The privacy spent, and the hyperparameters that the inner handler supports."""
         return SPENT | {p for p in self.handler.provides if p.startswith("config:")}
 
     @property
     def many(self) -> Many | None:
-        """For many clients at once, if the handler has such a way."""
+        """The inner handler's method for many clients, if it has one."""
         many = self.handler.many
         if many is None:
             return None
         return functools.partial(self._many, many)
 
     def agree(self, request: Request, site: Site) -> None:
-        """What the handler says: nothing leaves with it."""
+        """The inner handler's check; nothing leaves with it."""
         self.handler.agree(request, site)
 
     def __call__(self, request: Request, site: Site) -> Reply:
-        """The noised update, and what has been spent."""
+        """The noised update and the privacy spent."""
         table = self._charge(request, site)
         return self._cover(self.handler(request, site), request, site, table)
 
@@ -339,14 +340,14 @@ class LocalPrivacyHandler:
 
 
 def tables_in(memory: Arrays) -> list[Releases]:
-    """The accounts in a run's memory: of the one model there is, or of each group."""
+    """The accounts in a run's memory: of the single model, or of each group."""
     return [table for key, table in sorted(memory.items()) if key == RELEASES or key.endswith("/" + RELEASES)]
 
 
 def within_budget(
     rounds: Iterator[Round], run: Run, wanted: int, privacy: Privacy, outlook: Callable[[], NextRound]
 ) -> Iterator[Round]:
-    """Pass the rounds on with epsilon in their rows; BudgetSpent before a round that would cost too much.
+    """Yield the rounds with epsilon in their rows; BudgetSpent before a round that would cost too much.
 
     `outlook` says what the round to come would add to.
     """
@@ -369,7 +370,7 @@ def within_budget(
 
 
 def build_privacy(config: Any) -> Privacy:
-    """The privacy that a configuration asks for, told what is planned.
+    """The configured privacy, with the planned rounds, batch size and epochs.
 
     >>> from mutirao.config import Common, resolve
     >>> privacy = build_privacy(resolve(Common, {"rounds": 50, "privacy": {"name": "local", "epsilon": 8.0}}))
@@ -385,7 +386,7 @@ def build_privacy(config: Any) -> Privacy:
 
 
 def resolve_privacy(config: Any, clients: int) -> Part:
-    """The privacy of a run as it is written down: with the noise that was found, and the rounds it was found for."""
+    """The privacy settings as written down with a run: including the noise that was found, and its rounds."""
     part = config.privacy
     privacy = build_privacy(config)
     found = privacy.found(config, clients)
@@ -398,14 +399,14 @@ def resolve_privacy(config: Any, clients: int) -> Part:
 
 
 def without_resolved(part: Part) -> Part:
-    """The privacy of a run as it was asked for, without what `resolve_privacy` wrote down."""
+    """The privacy settings as the user set them, without those that `resolve_privacy` added."""
     said = part.settings
     drop = {"noise", "rounds"} if said.get("epsilon") else {"noise"} if said.get("noise") == NOISE else set()
     return Part(part.name, {k: v for k, v in said.items() if k not in drop}, part.home)
 
 
 def privacy_summary(part: Part, run: Run) -> dict[str, Any] | None:
-    """What a summary says of the privacy of a run: the kind, its settings, whom it protects and what was spent."""
+    """The privacy entry of a summary: method, settings, unit protected and privacy spent."""
     privacy: Privacy = build("privacy", part)
     spent = run.history[-1].get(privacy.column) if run.history else privacy.spent(run)
     if spent is None:

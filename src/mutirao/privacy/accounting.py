@@ -1,8 +1,8 @@
-"""What differential privacy has cost so far: a table of noisy releases, and the epsilon they add up to.
+"""Accounting of differential privacy: a table of noisy releases, and the epsilon that they add up to.
 
-A row of the table is (noise, rate, times): a Gaussian whose deviation is `noise` times the sensitivity, on a random
-share `rate` of the records (Poisson sampling), so many times. Such a table is saved with a run or at a site, and its
-epsilon can be worked out anew at any time; Opacus does the arithmetic.
+A row of the table is (noise, rate, times): a Gaussian with deviation `noise` times the sensitivity, on a random share
+`rate` of the records (Poisson sampling), so many times. The table is saved with a run or at a site, and its epsilon
+can be computed at any time; Opacus does the arithmetic.
 """
 
 import functools
@@ -53,7 +53,7 @@ def join_releases(one: Releases, other: Releases) -> Releases:
 
 
 def worst_case(tables: Sequence[Releases]) -> Releases:
-    """A table that costs at least as much as each of these: of equal releases, as many as in the table with most.
+    """A table that costs at least as much as each of these: of equal releases, the largest number.
 
     >>> at_worst([add_releases(None, 1.0, 0.1, 2), add_releases(None, 1.0, 0.1, 5)])
     array([[1. , 0.1, 5. ]])
@@ -128,7 +128,7 @@ def _rdp(table: Releases, delta: float) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def _rdp_of_release(noise: float, rate: float) -> Any:
-    """The Rényi divergences of a single release, one an order."""
+    """The Rényi divergences of a single release, one for each order."""
     rdp = import_opacus("accountants.analysis.rdp")
     return np.asarray(rdp.compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=ORDERS))
 
@@ -145,7 +145,7 @@ def _prv(table: Releases, delta: float) -> float:
 
 
 def import_opacus(module: str) -> Any:
-    """A module of Opacus, when it is needed: it takes seconds."""
+    """Import a module of Opacus when it is needed, as this takes seconds."""
     try:
         return importlib.import_module(f"opacus.{module}")
     except ImportError as error:

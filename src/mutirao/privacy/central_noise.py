@@ -1,4 +1,4 @@
-"""What the server does in central privacy: it draws clients in secret, and joins them by a noised mean alone."""
+"""The server side of central differential privacy: secret Poisson sampling, and aggregation of a noised mean."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ CLIP = "privacy.clip"  # where a clip that moves lies: of the last round, and of
 
 @dataclass(frozen=True)
 class Poisson:
-    """Each available client with the same probability, independently; sometimes nobody (Poisson sampling).
+    """Each available client with the same probability, independently; sometimes none (Poisson sampling).
 
     The account counts on nobody knowing who was drawn, and every client is told the run's seed: so the seed decides
     nothing here, unless it is to be `repeatable`.
@@ -39,7 +39,7 @@ class Poisson:
     may_be_empty = True
 
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
-        """Who takes part."""
+        """The sampled clients."""
         here = roster.here()
         draw = rng if self.repeatable else Secret()
         return names_in(roster, here[draw.random(len(here)) < self.rate])
@@ -47,7 +47,7 @@ class Poisson:
 
 @dataclass(frozen=True)
 class NoisyMean:
-    """An aggregator that gets to see one model only: the current one moved by the noised mean of clipped updates.
+    """An aggregator that sees a single model: the current one moved by the noised mean of clipped updates.
 
     x' = x + (sum_k d_k + N) / m, each d_k cut to length C, N Gaussian of deviation noise x C, m `expected` clients.
     Arrays that are not of floating point stay as they are: a client's counter would tell of it.
@@ -64,11 +64,11 @@ class NoisyMean:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the wrapped aggregator needs of the clients; of long tables, the rows that came are enough."""
+        """The wrapped aggregator's needs; of long tables, only the received rows."""
         return as_aggregator(self.then).needs | {"replies:rows"}
 
     def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply], memory: Arrays) -> Merged:
-        """The next model; the release is entered into the run's account."""
+        """The next model; the release is added to the run's account."""
         table = add_releases(memory.get(RELEASES), self.noise, self.rate, 1)
         clip = float(memory[CLIP][1]) if self.adaptive_clip and CLIP in memory else self.clip
         sums: Arrays = {k: np.zeros(v.shape) for k, v in current.items() if v.dtype.kind == "f"}

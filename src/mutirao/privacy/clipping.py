@@ -1,6 +1,6 @@
-"""Updates cut to a length, noise on them, and a length that follows the updates (adaptive clipping).
+"""Clipping of updates, noise on updates, and adaptive clipping.
 
-Nobody can say beforehand how long updates will be. So the clip C moves towards the quantile g of their lengths:
+The length of updates is not known beforehand. So the clip C moves towards the quantile g of their lengths:
 C' = C exp(-lr (b - g)), where b is the share of clients whose update was not longer than C, noised as well. Andrew,
 Thakkar, McMahan and Ramaswamy, 2021: Differentially Private Learning with Adaptive Clipping.
 """
@@ -16,7 +16,7 @@ from mutirao.randomness import Draw
 
 
 def clip_update(current: Arrays, model: Arrays, clip: float) -> tuple[Arrays, float]:
-    """The update model - current in float64, shortened to length `clip` if it is longer, and by which factor.
+    """The update model - current in float64, scaled to length `clip` if it is longer; and the factor.
 
     Of a table that came as rows (`items@rows`), these rows.
 
@@ -36,7 +36,7 @@ def clip_update(current: Arrays, model: Arrays, clip: float) -> tuple[Arrays, fl
 
 
 def add_noise(current: Arrays, update: Arrays, draw: Draw, deviation: float, share: float = 1.0) -> Arrays:
-    """current + share (update + Gaussian noise); what is not of floating point stays as it is.
+    """current + share (update + Gaussian noise); arrays that are not floating-point stay as they are.
 
     >>> draw = np.random.default_rng(0)
     >>> noised = add_noise({"w": np.zeros(10_000)}, {"w": np.ones(10_000)}, draw, deviation=2.0)["w"]
@@ -62,7 +62,7 @@ class AdaptiveClip:
     count_noise: float
 
     def update_noise(self, noise: float) -> float:
-        """The noise z_u left for the updates, if both together are to cost what they alone would with `noise` z.
+        """The noise z_u of the updates, so that updates and count together cost what `noise` z alone would.
 
         1 / z^2 = 1 / z_u^2 + 1 / (2 count_noise)^2. A client moves the sum of `halves` by at most 1/2, whence the 2.
 

@@ -1,4 +1,4 @@
-"""The terms of a promise of privacy: how much noise, how long a clip, at which delta, and how much epsilon at most."""
+"""Settings of differential privacy: noise, clip, delta and budget."""
 
 import math
 from collections.abc import Sequence
@@ -28,34 +28,34 @@ EPSILON_IF_SECRET = (
 
 
 class Privacy:
-    """What every kind of privacy offers to the flow and to those who make tasks; as it is, nothing is promised."""
+    """The interface of all privacy methods; the base class guarantees nothing."""
 
     budget: float = 0.0
     repeatable: bool = False
     protects = "nobody"
 
     def at_client(self, handler: AnyHandler) -> AnyHandler:
-        """The handler as the client runs it."""
+        """The handler for the client side."""
         return handler
 
     def at_server(self, select: AnySelector, aggregate: AnyAggregator, clients: int, config: Any) -> AtServer:
-        """The selector and the aggregator as the server runs them."""
+        """The selector and the aggregator for the server side."""
         return select, aggregate
 
     def spent(self, run: Run) -> float | None:
-        """Epsilon so far, of the client that has spent most; None if nothing is promised."""
+        """Epsilon so far, of the client that spent most; None without privacy."""
         return None
 
     def spent_after_round(self, run: Run, outlook: NextRound) -> float:
-        """Epsilon if one more round is made: of the one model there is, or of each group's."""
+        """Epsilon if one more round is made: of the single model, or of each group's."""
         return 0.0
 
     def found(self, config: Any, clients: int) -> dict[str, Scalar]:
-        """The settings that follow from the others, to be written down with a run."""
+        """The settings derived from the others, to be written down with a run."""
         return {}
 
     def figures(self, run: Run) -> dict[str, float]:
-        """What a round's line in the history says of privacy."""
+        """The privacy columns of a round's row in the history."""
         spent = self.spent(run)
         if spent is None:
             return {}
@@ -63,7 +63,7 @@ class Privacy:
 
     @property
     def column(self) -> str:
-        """What the history calls what was spent."""
+        """The history's column of the privacy spent."""
         if self.repeatable:
             return EPSILON_IF_SECRET
         return EPSILON
@@ -71,7 +71,7 @@ class Privacy:
 
 @dataclass(frozen=True)
 class Settings(Privacy):
-    """What all kinds have in common: noise (as a multiple of the clip), clip, delta, and epsilon's budget (0: none).
+    """Settings of all methods: noise (a multiple of the clip), clip, delta, and the budget of epsilon (0: none).
 
     Instead of the noise, `epsilon` can be set: what `rounds` rounds shall cost together, which is then the budget too.
     """
@@ -102,7 +102,7 @@ class Settings(Privacy):
         return epsilon(table, self.delta, self.accountant)
 
     def noise_for(self, rate: float, times: int, sensitivity: float = 1.0) -> float:
-        """The noise as it was set, or what `epsilon` asks for with so many releases a round at this rate."""
+        """The noise as set, or as `epsilon` needs it for this many releases a round at this rate."""
         if self.noise is not None:
             return self.noise
         if self.rounds is None:
@@ -114,17 +114,17 @@ class Settings(Privacy):
         return self.written(self.noise)
 
     def written(self, noise: float | None) -> dict[str, Scalar]:
-        """What is found, as settings: if `epsilon` asked for it, with the rounds it holds for."""
+        """The derived noise as settings; if `epsilon` determined it, with its number of rounds."""
         said: dict[str, Scalar] = {} if noise is None else {"noise": noise}
         return said | ({"rounds": self.rounds} if self.epsilon and self.rounds else {})
 
     def inherit(self, before: Sequence[Arrays], noise: float) -> Arrays:
-        """The memory of a new group: the worst account among the groups before, and a signature with that noise."""
+        """The memory of a new group: the most expensive account of the earlier groups, and a noised signature."""
         worst = worst_case([memory[RELEASES] for memory in before if RELEASES in memory])
         return {RELEASES: add_releases(worst, noise, 1.0, 1)}
 
     def draw(self, seed: int, round: int, client: ClientId = "") -> Draw:
-        """Where the noise of one release comes from, and whatever else must stay unknown."""
+        """The random source for the noise of one release and for all else that must stay secret."""
         if self.repeatable:
             return rng(seed, round, "privacy", client)
         return Secret()

@@ -1,1 +1,1 @@
-"""A client with torch: its samples, the trainer, private training, and the engine that does it for many at once."""
+"""Training a torch module at a client: samples, the trainer, DP-SGD, and an engine that simulates many clients."""

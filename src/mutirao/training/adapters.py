@@ -1,4 +1,4 @@
-"""What people hold their data in, read as inputs and labels: arrays, Datasets, loaders, columns, frames, tables."""
+"""Read inputs and labels from what users have: arrays, Datasets, DataLoaders, columns, frames and Arrow tables."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,7 +28,7 @@ SUPPORTED = "give a pair (x, y), a Dataset with a length, a dict of columns, a f
 
 
 def read_data(data: Any, target: str, limit: int) -> Pair:
-    """Inputs and labels of anything that holds them; ValueError, in one line, for what does not."""
+    """Inputs and labels of any supported kind of data; ValueError with one line for any other kind."""
     if isinstance(data, DataLoader):
         data = dataset_of(data)
     if isinstance(data, IterableDataset):
@@ -54,7 +54,7 @@ def read_data(data: Any, target: str, limit: int) -> Pair:
 
 
 def describe_type(data: Any) -> str:
-    """What a user would call it."""
+    """The type of a value, as an error names it."""
     return f"a {type(data).__name__}"
 
 
@@ -69,7 +69,7 @@ def is_table(data: Any) -> bool:
 
 
 def dataset_of(loader: "DataLoader[Any]") -> Any:
-    """The Dataset behind a loader, without the samples that its sampler leaves out; batches are made anew."""
+    """The Dataset behind a DataLoader, restricted to the samples of its sampler; batches are made anew."""
     # Of SubsetRandomSampler: how people split a set
     rows = getattr(loader.sampler, "indices", None)
     if rows is None:
@@ -78,7 +78,7 @@ def dataset_of(loader: "DataLoader[Any]") -> Any:
 
 
 def join_columns(columns: Mapping[str, Any], target: str) -> Pair:
-    """Inputs and labels of columns by name."""
+    """Inputs and labels from named columns."""
     if target not in columns:
         raise ValueError(f"there is no column {target!r} to learn; target= says which it is: {', '.join(columns)}")
     for name, column in columns.items():
@@ -89,7 +89,7 @@ def join_columns(columns: Mapping[str, Any], target: str) -> Pair:
 
 
 def stack_columns(columns: Mapping[str, Any]) -> Inputs:
-    """Columns of one number a row as one matrix, in their order; a dict of tensors if a row of some column is more."""
+    """Columns of one number a row as one matrix, in their order; a dict of tensors if a column has more."""
     if not columns:
         raise ValueError("there is no column besides the one to learn")
     tensors = {str(name): as_tensor(column, f"column {str(name)!r}") for name, column in columns.items()}
@@ -100,7 +100,7 @@ def stack_columns(columns: Mapping[str, Any]) -> Inputs:
 
 
 def join_tensors(tensors: dict[str, Tensor], rows: int) -> Inputs:
-    """Named tensors as inputs: numbers as one float32 vector a row, one array by itself, or else a dict."""
+    """Named tensors as inputs: numbers as one float32 vector a row, a single array by itself, otherwise a dict."""
     if all(t.dim() == rows for t in tensors.values()):
         return torch.stack([t.to(torch.float32) for t in tensors.values()], rows)
     if len(tensors) == 1:
@@ -124,7 +124,7 @@ def split_item(item: Any, target: str) -> Pair:
 
 
 class ReadCache(dict[tuple[str, int], Pair]):
-    """What was read of a Dataset, noted at it for as long as it is the same; a copy of the Dataset begins anew."""
+    """What was read from a Dataset, stored on the Dataset while it is unchanged; a copy of it starts empty."""
 
     def __init__(self, mark: Any = None) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class ReadCache(dict[tuple[str, int], Pair]):
 
 
 def read_cached(data: Any, target: str, limit: int) -> Pair:
-    """What `read_items` gives, read once: clients are asked every round, and reading may take long."""
+    """The result of `read_items`, read only once: clients need their data every round, and reading may be slow."""
     own = getattr(data, "__dict__", {})
     mark = id(data), count_samples(data), [(name, id(value)) for name, value in own.items() if name != CACHE_ATTRIBUTE]
     notes = own.get(CACHE_ATTRIBUTE)
@@ -147,7 +147,7 @@ def read_cached(data: Any, target: str, limit: int) -> Pair:
 
 
 def count_samples(data: Any) -> int:
-    """How many samples a Dataset has; ValueError if it does not say."""
+    """The length of a Dataset; ValueError if it has none."""
     try:
         return len(data)
     except (TypeError, NotImplementedError):
@@ -155,7 +155,7 @@ def count_samples(data: Any) -> int:
 
 
 def read_items(data: Any, target: str, limit: int) -> Pair:
-    """All samples of a map-style Dataset, stacked if they fit into `limit` bytes, or else read when needed."""
+    """All samples of a map-style Dataset, stacked if they fit into `limit` bytes, otherwise read when needed."""
     if not (count := count_samples(data)):
         raise ValueError(f"{describe_type(data)} is empty")
     x, y = split_item(data[0], target)
@@ -178,12 +178,12 @@ def read_items(data: Any, target: str, limit: int) -> Pair:
 
 
 def size_of(x: Inputs | LazyInputs) -> int:
-    """Bytes of inputs."""
+    """The size of inputs in bytes."""
     return sum(t.nbytes for t in tensors_in(x))
 
 
 def stored_labels(data: Any, target: str, first: Tensor) -> Tensor | None:
-    """The labels a Dataset tells by itself, as a column or as torchvision's `targets`, if its samples have them."""
+    """The labels that a Dataset stores itself, as a column or as `targets`, if its samples agree with them."""
     stored = data[target][:] if hasattr(data, "column_names") else getattr(data, "targets", None)
     if stored is None or getattr(data, "target_transform", None) is not None:
         return None

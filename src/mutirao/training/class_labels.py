@@ -1,4 +1,4 @@
-"""Class labels as people write them, numbered from 0 for all clients at once: each alone would number its own way."""
+"""Number class labels from 0 for all clients at once; clients that numbered their own would disagree."""
 
 import logging
 from typing import Any
@@ -33,7 +33,7 @@ def number_classes(*labels: Any) -> tuple[dict[Any, int], tuple[str, ...]]:
 
 
 def renumber(labels: Any, numbers: dict[Any, int]) -> npt.NDArray[np.int64]:
-    """Labels by the numbers that `number_classes` gave; ValueError for one that has none.
+    """Labels by the numbers that `number_classes` gave; ValueError for an unknown label.
 
     >>> numbers, names = number_classes(["sick", "well"], ["well"])
     >>> renumber(["well", "sick"], numbers)
@@ -65,5 +65,5 @@ def label_array(labels: Any) -> npt.NDArray[Any]:
 
 
 def has_mixed_types(values: list[Any]) -> bool:
-    """Whether text is among numbers."""
+    """Whether values contain both text and numbers."""
     return len({isinstance(v, str) for v in values}) > 1

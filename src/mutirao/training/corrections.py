@@ -1,9 +1,9 @@
-"""Methods that keep something at the client: what corrects its steps before, and what it keeps and tells after.
+"""Client state of SCAFFOLD and FedDyn: the correction before local training, and the update of the state after it.
 
-A request tells `correct = "scaffold2"`; the formulas are the methods' own (`mutirao.aggregation`), and the steps are
-the trainer's, which knows corrections alone (`mutirao.training.pull`). What is kept lies in the site's state, with what
-was kept before: an update that never counted is undone when its client is asked again (`counted = 3`), or the server's
-part of a method would be off by it for good.
+A request names its method, such as `correct = "scaffold2"`. The formulas are in `mutirao.aggregation`; the trainer only
+applies corrections (`mutirao.training.pull`). The state lies in the site's state, together with its previous value: an
+update that never counted is undone when the client is asked again (`counted = 3`), or else the server's part of the
+method would be wrong for good.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ LAST_ROUND = "correct.round"  # of the last update
 
 
 def missing_capabilities(trainer: PlainTrainer) -> set[str]:
-    """What a trainer cannot provide, as its steps are not a sum of gradients, or of gradients with a correction."""
+    """What a trainer cannot provide because its steps are not plain sums of gradients and corrections."""
     if trainer.optimizer != "sgd" or trainer.keep_optimizer:
         return {f"metrics:{EFFECTIVE_STEPS}", "config:correct", "comes:control", "extras:control"}
     if trainer.clip:
@@ -42,7 +42,7 @@ def missing_capabilities(trainer: PlainTrainer) -> set[str]:
 
 
 def add_correction(trainer: PlainTrainer, request: Request, site: Site) -> Request:
-    """The request with the correction of the client's steps, if its method has one."""
+    """The request with the correction of its method, if it names one."""
     method = request.config.get("correct")
     if method is None:
         if "counted" in request.config:
@@ -59,7 +59,7 @@ def add_correction(trainer: PlainTrainer, request: Request, site: Site) -> Reque
 
 
 def finish_correction(trainer: PlainTrainer, request: Request, site: Site, reply: Reply) -> Reply:
-    """The reply to a request that was prepared, with what its method is told; what it keeps goes into the state."""
+    """The reply with the metrics of its method; the method's new state goes into the site's state."""
     samples = Samples.of(site.data)
     wanted = read_extras(request.config, samples, trainer.loss)
     method = request.config.get("correct")
@@ -91,14 +91,14 @@ def finish_correction(trainer: PlainTrainer, request: Request, site: Site, reply
 
 
 def store_state(site: Site, new: Arrays, config: Mapping[str, Scalar]) -> None:
-    """Put what an update leaves behind into the state, and what was there until then beside it."""
+    """Store the state that an update leaves behind, and keep the previous state beside it."""
     old = {PREVIOUS + k: v for k, v in site.state.items() if k == CONTROL or k.startswith(FEDDYN)}
     remove_state(site, PREVIOUS + CONTROL, PREVIOUS + FEDDYN)
     site.state.update(old | new | {LAST_ROUND: np.asarray(int(config["round"]))})
 
 
 def undo_uncounted(site: Site, config: Mapping[str, Scalar]) -> None:
-    """Take back what the last update left behind, if the server says that it never counted."""
+    """Restore the previous state if the server reports that the last update never counted."""
     counted = config.get("counted")
     if counted is None or int(site.state.get(LAST_ROUND, np.asarray(0))) <= int(counted):
         return
@@ -108,18 +108,18 @@ def undo_uncounted(site: Site, config: Mapping[str, Scalar]) -> None:
 
 
 def remove_state(site: Site, *prefixes: str) -> None:
-    """Take what begins so out of the state."""
+    """Remove all entries of the state with these prefixes."""
     for name in [name for name in site.state if name.startswith(prefixes)]:
         del site.state[name]
 
 
 def feddyn_state(site: Site) -> Arrays:
-    """h_k by the names of the arrays."""
+    """The state h_k of FedDyn by the names of the model's arrays."""
     return {k.removeprefix(FEDDYN): v for k, v in site.state.items() if k.startswith(FEDDYN)}
 
 
 def full_gradient(trainer: PlainTrainer, request: Request, site: Site, samples: Samples) -> Arrays:
-    """The gradient of the mean loss over all samples at the model received; 0 of what is not trained."""
+    """The gradient of the mean loss over all samples at the received model; 0 for arrays that are not trained."""
     samples = trainer.to_device(samples)
     size = trainer.hyperparameters(request.config).batch_size
     model = trainer.state_names.prepare(trainer.fill(request.arrays))

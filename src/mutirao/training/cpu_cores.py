@@ -1,10 +1,10 @@
-"""Which cores this process may use: so many threads or processes are worth having."""
+"""The CPU cores that this process may use, which limit the number of useful threads and processes."""
 
 import os
 
 
 def available_cores() -> list[int]:
-    """The numbers of all cores that the system, a container or `taskset` leaves to this process; at least one."""
+    """The numbers of all cores that the system, a container or `taskset` allows; at least one."""
     try:
         return sorted(os.sched_getaffinity(0))
     except AttributeError:  # not on every system
@@ -12,5 +12,5 @@ def available_cores() -> list[int]:
 
 
 def core_count() -> int:
-    """How many those are."""
+    """The number of available cores."""
     return len(available_cores())

@@ -1,4 +1,4 @@
-"""DP-SGD at the client: the trainer's model, loss and optimiser, but no sample moves the model further than a bound."""
+"""DP-SGD at the client: the trainer's model, loss and optimizer with clipped and noised per-sample gradients."""
 
 import warnings
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class PrivateTrainer:
 
     @classmethod
     def of(cls, trainer: PlainTrainer, privacy: DPSGD) -> "PrivateTrainer":
-        """Of a trainer, if its model can be trained so."""
+        """Wrap a trainer; ConfigError if its model cannot be trained with DP-SGD."""
         if trainer.transform is not None:
             raise ConfigError(
                 "privacy=dpsgd bounds what each sample does, and a transform may mix samples; leave it out"
@@ -55,7 +55,7 @@ class PrivateTrainer:
         return cls(trainer, privacy)
 
     def __call__(self, request: Request, site: Site) -> Reply:
-        """The privately trained arrays, and what has been spent."""
+        """The privately trained arrays and the privacy spent."""
         if request.do != "train":
             raise Refused("privacy=dpsgd", f"only privately trained models leave, no answer to {request.do!r}")
         check_agreed(request.config, {**self.agreed(), **agreed_of(site.data)})
@@ -73,7 +73,7 @@ class PrivateTrainer:
     many = answer_sequentially  # gradients sample by sample are one client's own
 
     def agreed(self) -> dict[str, str]:
-        """What all parties must have in common: what the trainer says."""
+        """Digests of what all parties must have in common: those of the trainer."""
         return self.trainer.agreed()
 
     def train(

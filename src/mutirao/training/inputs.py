@@ -1,4 +1,4 @@
-"""What a model takes: a tensor, or a tuple or a dict of tensors, row by row; and how a model is called with it."""
+"""Model inputs: a tensor, or a tuple or dict of tensors, row by row; and how a model is called with them."""
 
 import inspect
 import warnings
@@ -21,7 +21,7 @@ CLASS_HINT = "number the classes of all clients at once, with mutirao.number_cla
 
 
 def as_tensor(values: Any, what: str, right: str = TEXT_HINT) -> Tensor:
-    """Numbers as a tensor, without a copy where they can stay where they are; floats of any size become float32."""
+    """Numbers as a tensor, without a copy where possible; all floating-point types become float32."""
     tensor = values if isinstance(values, Tensor) else to_tensor(values, what, right)
     if tensor.requires_grad:
         tensor = tensor.detach()  # data are not trained
@@ -31,7 +31,7 @@ def as_tensor(values: Any, what: str, right: str = TEXT_HINT) -> Tensor:
 
 
 def to_tensor(values: Any, what: str, right: str) -> Tensor:
-    """An array, a column or a list as a tensor; ValueError, in one line, for what no tensor can hold."""
+    """An array, a column or a list as a tensor; ValueError with one line for anything else."""
     if isinstance(values, list | tuple) and values and isinstance(values[0], Tensor):
         check_shapes(values, what)
         return torch.stack([v.detach() for v in values])
@@ -57,7 +57,7 @@ def to_tensor(values: Any, what: str, right: str) -> Tensor:
 
 
 def numbers_of_objects(array: np.ndarray[Any, Any], what: str, right: str) -> np.ndarray[Any, Any]:
-    """What objects hold: rows that are arrays, or numbers of which some are missing."""
+    """The values of an object array: rows that are arrays, or numbers some of which are missing."""
     flat = array.ravel().tolist()
     if any(isinstance(v, str) for v in flat):
         raise ValueError(f"{what} is text, not numbers; {right}")
@@ -74,7 +74,7 @@ def numbers_of_objects(array: np.ndarray[Any, Any], what: str, right: str) -> np
 
 
 def is_missing(value: Any) -> bool:
-    """Whether it stands for no value: None, or what pandas has for it."""
+    """Whether a value stands for a missing one: None, or pandas' markers."""
     return type(value).__name__ in ("NoneType", "NAType", "NaTType")
 
 
@@ -87,7 +87,7 @@ def check_shapes(rows: Any, what: str) -> None:
 
 
 def as_labels(values: Any, what: str = "y") -> Tensor:
-    """Labels: classes as int64, whatever integers or truth values they were, and numbers as float32."""
+    """Labels as tensors: integer and boolean classes become int64, numbers float32."""
     y = as_tensor(values, what, CLASS_HINT)
     if y.is_floating_point() or y.dtype is torch.int64:
         return y
@@ -95,7 +95,7 @@ def as_labels(values: Any, what: str = "y") -> Tensor:
 
 
 def as_inputs(values: Any) -> "Inputs | LazyInputs":
-    """Inputs as a model takes them: a tensor, or a tuple or a dict of them, but nothing nested."""
+    """Inputs as a model takes them: a tensor, or a flat tuple or dict of tensors."""
     if isinstance(values, Tensor):
         return as_tensor(values, "x")
     if isinstance(values, LazyInputs):
@@ -108,7 +108,7 @@ def as_inputs(values: Any) -> "Inputs | LazyInputs":
 
 
 def as_input_tensor(values: Any, what: str) -> Tensor:
-    """One of several inputs."""
+    """One tensor of several inputs."""
     if isinstance(values, dict | tuple):
         raise ValueError(
             f"{what} is a {type(values).__name__}: inputs are tensors, a tuple or a dict of them, not nested"
@@ -117,7 +117,7 @@ def as_input_tensor(values: Any, what: str) -> Tensor:
 
 
 def tensors_in(x: "Inputs | LazyInputs") -> list[Tensor]:
-    """The tensors of inputs; of lazy ones, those of a first sample."""
+    """The tensors of inputs; for lazy inputs, those of the example batch."""
     if isinstance(x, LazyInputs):
         return tensors_in(x.example)
     if isinstance(x, Tensor):
@@ -126,7 +126,7 @@ def tensors_in(x: "Inputs | LazyInputs") -> list[Tensor]:
 
 
 def map_tensors(x: Any, how: Callable[[Any], Any]) -> Any:
-    """The same structure with each of its tensors changed."""
+    """The same structure with a function applied to each tensor."""
     if isinstance(x, dict):
         return {name: how(t) for name, t in x.items()}
     if isinstance(x, tuple):
@@ -135,7 +135,7 @@ def map_tensors(x: Any, how: Callable[[Any], Any]) -> Any:
 
 
 def input_kind(x: "Inputs | LazyInputs") -> Any:
-    """Shape and type of a sample's inputs; lazy ones are a kind by themselves, as nobody may put two sets together."""
+    """Shape and dtype of one sample's inputs; lazy inputs are a kind of their own, as two sets cannot be joined."""
     if isinstance(x, Tensor):
         return x.shape[1:], x.dtype
     if isinstance(x, LazyInputs):
@@ -147,7 +147,7 @@ def input_kind(x: "Inputs | LazyInputs") -> Any:
 
 
 def call_model(model: nn.Module, x: Any, reads: Callable[..., Any] | None = None) -> Any:
-    """What the model gives for a batch: a tuple or a dict is spread over the arguments of `forward` that it fits.
+    """The model's outputs for a batch; a tuple or dict is spread over the arguments of `forward` if they match.
 
     Where it does not fit, the model is given the tuple or dict itself. `reads` is the `forward` to go by, if a wrapper
     hides it.

@@ -1,7 +1,7 @@
-"""Samples that do not fit in memory: read from their Dataset when a batch needs them, the first ones read kept.
+"""Samples that do not fit in memory: read from their Dataset when a batch needs them, the first ones cached.
 
-Batches are drawn in a new order every epoch, so that any sample is as likely to be needed next as any other: then
-nothing is gained by throwing one out for another, and what is kept is never moved.
+Batches are drawn in a new order every epoch, so that all samples are equally likely to be needed next. Evicting one
+sample for another would gain nothing, so a cached sample stays.
 """
 
 import threading
@@ -53,12 +53,12 @@ class LazyInputs:
         return self._like(out)
 
     def one(self, row: int) -> list[Tensor]:
-        """The tensors of one sample, read, and kept if there is room."""
+        """The tensors of one sample, read from the Dataset and cached if there is room."""
         with self._lock:
             return self.keep(row, self.read(row))
 
     def keep(self, row: int, x: Any) -> list[Tensor]:
-        """The tensors of a sample that was read, kept if there is room; ValueError if it is not like the first."""
+        """Cache the tensors of a sample if there is room; ValueError if its shape or dtype differs from the first."""
         tensors = self._tensors(x)
         for tensor, like in zip(tensors, self._tensors(self.example), strict=True):
             if tensor.shape != like.shape[1:] or tensor.dtype != like.dtype:
@@ -73,7 +73,7 @@ class LazyInputs:
         return tensors
 
     def whole(self) -> Any:
-        """The inputs of all samples, if they were read one after the other and there was room for all."""
+        """The inputs of all samples, if all were read in order and fit in the cache."""
         return self._like(self._held)
 
     def _like(self, tensors: list[Tensor]) -> Any:
@@ -97,7 +97,7 @@ class LazyInputs:
 
 
 def describe_structure(x: Any) -> str:
-    """What inputs consist of, in a few words."""
+    """The structure of inputs in a few words."""
     if isinstance(x, dict):
         return f"a dict of {', '.join(sorted(map(str, x)))}"
     if isinstance(x, tuple):
@@ -106,7 +106,7 @@ def describe_structure(x: Any) -> str:
 
 
 def describe_tensor(tensor: Tensor) -> str:
-    """Type and shape in a few characters.
+    """The dtype and shape of a tensor in a few characters.
 
     >>> shown(torch.zeros(3, 32))
     'float32 [3, 32]'

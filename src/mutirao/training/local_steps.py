@@ -1,4 +1,4 @@
-"""How a client advances in a round: at which rate, how far and in which batches, as is set or as the server tells."""
+"""Learning rate, number of steps and batches of a client's local training, as configured or as the server requests."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from mutirao.training.samples import Index
 
 @dataclass(frozen=True)
 class LocalHyperparameters:
-    """The rate of a round's steps, how many there are and of how many samples, and FedProx's pull mu."""
+    """The learning rate, number and size of local steps in a round, and FedProx's mu."""
 
     lr: float
     epochs: int
@@ -18,18 +18,18 @@ class LocalHyperparameters:
     mu: float
 
     def plan(self, rng: np.random.Generator, n: int, at_least_two: bool = False) -> list[Index]:
-        """Which samples make up each step: shuffled epochs cut into batches, the same for every engine."""
+        """The sample indices of each step: shuffled epochs cut into batches, the same for every engine."""
         order = self.order(rng, n, at_least_two)
         ends = np.cumsum(self.lengths(n, at_least_two)).tolist()
         return [order[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
     def lengths(self, n: int, at_least_two: bool = False) -> list[int]:
-        """How many samples each step takes: epoch by epoch whole batches, and what is left."""
+        """The number of samples of each step: whole batches and a remainder, epoch by epoch."""
         epoch = self._epoch(n, at_least_two)
         return (epoch * self._epochs(epoch))[: self.steps or None]
 
     def order(self, rng: np.random.Generator, n: int, at_least_two: bool = False) -> Index:
-        """The samples of all steps, one after the other."""
+        """The sample indices of all steps, concatenated."""
         epoch = self._epoch(n, at_least_two)
         return np.concatenate([rng.permutation(n)[: sum(epoch)] for _ in range(self._epochs(epoch))])
 

@@ -1,4 +1,4 @@
-"""LoRA: a large model stays as it is, and of each layer two thin matrices are trained; they are all that travels."""
+"""LoRA: the layers of a large model stay frozen, and only two low-rank matrices a layer are trained and shared."""
 
 import copy
 import math
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 
 class LoRALinear(nn.Module):
-    """A frozen Linear layer with a trained change of low rank: W x + b + alpha / rank B A x."""
+    """A frozen Linear layer with a trainable low-rank change: W x + b + alpha / rank B A x."""
 
     def __init__(self, inner: nn.Linear, rank: int, alpha: float) -> None:
         super().__init__()
@@ -22,13 +22,13 @@ class LoRALinear(nn.Module):
         self.scale = alpha / rank
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the layer makes of x."""
+        """The layer's output with the low-rank change."""
         low: Tensor = functional.linear(functional.linear(x, self.a), self.b)
         return self.inner(x) + self.scale * low  # type: ignore[no-any-return]
 
     @property
     def weight(self) -> Tensor:
-        """The weights as they work together; a layer around this one may look for them."""
+        """The effective weights; a layer around this one may read them."""
         return self.inner.weight + self.scale * self.b @ self.a
 
     @property
@@ -62,7 +62,7 @@ def lora(module: nn.Module, rank: int = 4, alpha: float = 8.0, targets: str = "*
 
 
 def merge(module: nn.Module) -> nn.Module:
-    """A copy of a module with each low-rank change merged into the weights: the same function, without LoRA.
+    """A copy of a module with each low-rank change merged into the weights: the same function without LoRA.
 
     >>> import torch
     >>> layer = nn.Linear(3, 2)
@@ -80,7 +80,7 @@ def merge(module: nn.Module) -> nn.Module:
 
 
 def replace_module(module: nn.Module, path: str, part: nn.Module) -> nn.Module:
-    """The module with another part at this path; the part itself if that is all."""
+    """The module with the submodule at `path` replaced; the new part itself if the path is empty."""
     if not path:
         return part
     owner, _, name = path.rpartition(".")

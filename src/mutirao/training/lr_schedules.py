@@ -1,7 +1,7 @@
-"""How the clients' learning rate goes from round to round: a factor of it, worked out by each client from the round.
+"""Learning rate schedules over rounds: each client computes the factor of its rate from the round number.
 
-A schedule is any function of the round, which counts from 1, to a factor above 0. Those here never rise above 1, and
-the last round is never lost: it has the factor of the last step down, and not the 0 that a curve may end in.
+A schedule is any function from the round, counted from 1, to a factor above 0. The schedules here never exceed 1, and
+their last round still trains: its factor is that of the last step down, not the 0 in which a curve may end.
 """
 
 import math
@@ -24,7 +24,7 @@ class Constant:
     """
 
     def __call__(self, round: int) -> float:
-        """1."""
+        """Always 1."""
         return 1.0
 
 
@@ -54,7 +54,7 @@ class Cosine:
 
 @dataclass(frozen=True)
 class Step:
-    """Times `gamma` after `every` so many rounds: gamma^floor((t - 1) / every), as torch's StepLR.
+    """Multiplied by `gamma` every `every` rounds: gamma^floor((t - 1) / every), as torch's StepLR.
 
     >>> [Step(every=2, gamma=0.5)(t) for t in (1, 2, 3, 4, 5)]
     [1.0, 1.0, 0.5, 0.5, 0.25]
@@ -76,7 +76,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Warmup:
-    """Up in equal steps, t / rounds, to 1 in round `rounds`; then constant, or down along a cosine to the last round.
+    """A linear rise t / rounds to 1 in round `rounds`; then constant, or a cosine down to the last round.
 
     The cosine begins with 1 in the round after, and has T - rounds rounds. Goyal et al., 2017: Accurate, Large
     Minibatch SGD.
@@ -108,13 +108,13 @@ NAMES = {"constant": Constant, "cosine": Cosine, "step": Step, "warmup": Warmup}
 
 
 def check_length(length: int | None) -> None:
-    """Refuse a length that is none."""
+    """ValueError for a length below 1."""
     if length is not None and length < 1:
         raise ValueError(f"length is {length!r}, but must be at least 1")
 
 
 def cosine_decay(round: int, length: int | None, final: float) -> float:
-    """Half a cosine from 1 towards `final`, which would come in the round after the last."""
+    """Half a cosine from 1 towards `final`, which it would reach in the round after the last."""
     if length is None:
         raise ValueError("length: say over how many rounds the cosine goes")
     done = (min(max(1, round), length) - 1) / length if length > 0 else 0.0
@@ -122,7 +122,7 @@ def cosine_decay(round: int, length: int | None, final: float) -> float:
 
 
 def schedule_of(config: Common) -> Schedule:
-    """The schedule that a configuration asks for, checked in its first and last round."""
+    """The configured schedule, checked in its first and last round."""
     made: Schedule = build("schedule", config.schedule, length=config.rounds)
     for round in (1, config.rounds):
         try:
@@ -133,7 +133,7 @@ def schedule_of(config: Common) -> Schedule:
 
 
 def factor_of(schedule: Schedule, round: int) -> float:
-    """The factor of a round; a schedule of one's own may have given anything."""
+    """The factor of a round; ValueError if a user's schedule returns anything but a number above 0."""
     factor: Any = schedule(round)
     if not isinstance(factor, int | float) or not 0 < factor < math.inf:
         raise ValueError(f"the schedule's factor for round {round} is {factor!r}, but must be a number above 0")
@@ -141,6 +141,6 @@ def factor_of(schedule: Schedule, round: int) -> float:
 
 
 def has_same_past(part: Part, before: int, after: int) -> bool:
-    """Whether the rounds made would be made alike if there were `after` of them and not `before`."""
+    """Whether two run lengths, `before` and `after`, give the same factors in the rounds that both have."""
     old, new = (build("schedule", part, length=rounds) for rounds in (before, after))
     return before == after or all(old(round) == new(round) for round in range(1, min(before, after) + 1))

@@ -1,4 +1,4 @@
-"""What a client tells of a model besides its arrays: its loss, sample by sample, and the figures worked out of it."""
+"""Metrics that clients send besides arrays: the loss, per-sample losses and errors, and the probes of a model."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ EXTRAS = PROBED | {"squared_errors"} | CORRECTION_EXTRAS  # what a request to tr
 
 
 class CustomLoss(ABC):
-    """A loss of samples whose labels are no classes, which itself says how wrong and how undecided a model is."""
+    """A loss for labels that are not classes, which defines errors and entropies itself."""
 
     def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The mean over samples."""
@@ -38,20 +38,20 @@ class CustomLoss(ABC):
 
     @abstractmethod
     def errors(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The squared error of each label, whole numbers; below 0 where there is none."""
+        """The squared error of each label as a whole number; negative where there is no label."""
 
     @abstractmethod
     def entropies(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """How undecided the model is on each sample, from 0 on."""
+        """The uncertainty of the model on each sample, at least 0."""
 
 
 def has_error_measures(loss: Loss, y: Tensor) -> bool:
-    """Whether errors and entropies of such labels are known: they are classes, or the loss says it."""
+    """Whether errors and entropies are defined: the labels are classes, or the loss is a CustomLoss."""
     return is_classes(y) or isinstance(loss, CustomLoss)
 
 
 def training_metrics(total: float, right: int | None, seen: int) -> dict[str, float]:
-    """Mean loss and, where the labels are classes, accuracy, from sums over samples."""
+    """Mean loss and, where labels are classes, accuracy, from sums over samples."""
     metrics = {"loss": float(total) / seen}
     if right is None:
         return metrics
@@ -59,7 +59,7 @@ def training_metrics(total: float, right: int | None, seen: int) -> dict[str, fl
 
 
 def squared_errors(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
-    """The squared error of each label, (predicted class - grade)^2 or as the loss says; -1 where there is none."""
+    """The squared error of each label, (predicted class - grade)^2 or the loss's own; -1 where there is none."""
     errors = loss.errors(outputs, y) if isinstance(loss, CustomLoss) else (outputs.argmax(-1) - y).square()
     if errors.numel() and int(errors.max()) > 255:
         raise ValueError("squared errors do not fit a byte: they are for up to 16 grades")
@@ -67,18 +67,18 @@ def squared_errors(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def squared_error_extras(errors: npt.NDArray[np.uint8], sizes: Sequence[int] | npt.NDArray[np.int64]) -> Arrays:
-    """Squared errors in the order of the batches, a byte each, and how many each batch had."""
+    """Squared errors in the order of the batches, one byte each, and the number of errors in each batch."""
     return {"squared_errors": errors, "batch_sizes": np.asarray(sizes, np.int32)}
 
 
 def concatenate_errors(batches: Sequence[npt.NDArray[np.int16]]) -> Arrays:
-    """The same of the errors of each batch, without those below 0, where there is no label."""
+    """The extras for a list of batches; negative entries, which have no label, are left out."""
     known = [batch[batch >= 0] for batch in batches]
     return squared_error_extras(np.concatenate(known).astype(np.uint8), [len(batch) for batch in known])
 
 
 def predictive_entropies(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
-    """How undecided the model is on each sample: -sum p ln p of the predicted classes, or as the loss says."""
+    """The entropy -sum p ln p of the predicted classes for each sample, or the loss's own measure."""
     if isinstance(loss, CustomLoss):
         return loss.entropies(outputs, y)
     logs = functional.log_softmax(outputs, -1)
@@ -86,7 +86,7 @@ def predictive_entropies(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def read_extras(config: Mapping[str, Scalar], samples: Samples, loss: Loss) -> frozenset[str]:
-    """What a training request wants besides arrays: its `extras`, separated by commas."""
+    """The extras that a training request asks for: its `extras`, separated by commas."""
     names = frozenset(name.strip() for name in str(config.get("extras", "")).split(",") if name.strip())
     if names - EXTRAS:
         raise ValueError(f"there are no extras {', '.join(sorted(names - EXTRAS))}, only {', '.join(sorted(EXTRAS))}")
@@ -96,12 +96,12 @@ def read_extras(config: Mapping[str, Scalar], samples: Samples, loss: Loss) -> f
 
 
 def probe_samples(config: Mapping[str, Scalar]) -> int:
-    """On how many samples at most a model is probed."""
+    """The maximal number of samples on which a model is probed."""
     return int(config.get("probe_samples", PROBE_SAMPLES))
 
 
 def is_classes(y: Tensor) -> bool:
-    """Whether labels are class numbers."""
+    """Whether labels are class indices."""
     return not y.is_floating_point()
 
 
@@ -124,7 +124,7 @@ def per_sample_losses(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def losses_without_grad(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
-    """The same numbers where nothing is to be differentiated."""
+    """The per-sample losses, computed faster where no gradient is needed."""
     if not is_cross_entropy(loss, outputs, y):
         return per_sample_losses(loss, outputs, y)
     few = outputs.shape[-1] < FEW_CLASSES
@@ -133,5 +133,5 @@ def losses_without_grad(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def is_cross_entropy(loss: Loss, outputs: Tensor, y: Tensor) -> bool:
-    """Whether it is the ordinary loss of class numbers, for which there is a shorter way."""
+    """Whether this is plain cross-entropy on class indices, for which there is a faster formula."""
     return loss is functional.cross_entropy and outputs.dim() == 2 and y.dim() == 1 and is_classes(y)

@@ -1,4 +1,4 @@
-"""A module's weights on their way down: the optimisers, and the two conditions under which steps can be repeated."""
+"""Local optimizers, bit for bit those of torch.optim, and the conditions under which results repeat."""
 
 import contextlib
 import inspect
@@ -52,7 +52,7 @@ class LocalOptimizer:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Move the weights along their gradients."""
+        """Update the weights along their gradients."""
         self.count += 1
         for p, origin in zip(self.weights, self.start, strict=False):
             if p.grad is not None:
@@ -65,17 +65,17 @@ class LocalOptimizer:
         self.move()
 
     def gradients(self, decay: float) -> Iterator[tuple[int, nn.Parameter, Tensor]]:
-        """The weights that have a gradient, with it and their decay."""
+        """Each weight that has a gradient, with its index and the gradient including weight decay."""
         for i, p in enumerate(self.weights):
             if p.grad is not None:
                 yield i, p, p.grad.add(p, alpha=decay) if decay else p.grad
 
     def moments_of(self, i: int, p: Tensor, count: int) -> list[Tensor]:
-        """What is remembered of a weight: so many tensors, at first 0."""
+        """The moment tensors of a weight, initially 0."""
         return self.moments.setdefault(i, [torch.zeros_like(p) for _ in range(count)])
 
     def state(self) -> Arrays:
-        """What an optimiser knows by now: how many steps it made, and its moments, weight by weight."""
+        """The optimizer's state: the number of steps, and the moments of each weight."""
         moments_of = {
             f"{STATE_PREFIX}{i}.{j}": m.cpu().numpy().copy()
             for i, held in self.moments.items()
@@ -84,7 +84,7 @@ class LocalOptimizer:
         return {f"{STATE_PREFIX}count": np.array(self.count, np.int64)} | moments_of
 
     def load_state(self, state: Arrays) -> None:
-        """Go on where another was, by what is kept of its `memory`; nothing kept is a fresh start."""
+        """Continue from a stored `state`; without one, start fresh."""
         moments_of = {k.removeprefix(STATE_PREFIX): v for k, v in state.items() if k.startswith(STATE_PREFIX)}
         if not moments_of:
             return
@@ -96,7 +96,7 @@ class LocalOptimizer:
             self.moments.setdefault(i, []).append(torch.from_numpy(moments_of[name].copy()).to(self.weights[i]))
 
     def step_sgd(self) -> None:
-        """v = m v + g, w = w - lr v; without momentum v = g."""
+        """SGD: v = m v + g, w = w - lr v; without momentum v = g."""
         for i, p, g in self.gradients(self.weight_decay):
             if self.momentum and i in self.moments:
                 self.moments[i][0].mul_(self.momentum).add_(g)
@@ -105,7 +105,7 @@ class LocalOptimizer:
             p.add_(self.moments[i][0] if self.momentum else g, alpha=-self.lr)
 
     def step_adam(self, decay: float | None = None) -> None:
-        """Kingma and Ba, 2015."""
+        """Adam: Kingma and Ba, 2015."""
         for i, p, g in self.gradients(self.weight_decay if decay is None else decay):
             m, v = self.moments_of(i, p, 2)
             m.lerp_(g, 0.1)
@@ -114,13 +114,13 @@ class LocalOptimizer:
             p.addcdiv_(m, spread, value=-self.lr / (1 - 0.9**self.count))
 
     def step_adamw(self) -> None:
-        """Adam, before whose step weights shrink by themselves, w (1 - lr decay): Loshchilov and Hutter, 2019."""
+        """AdamW: weights decay by w (1 - lr decay) before a step of Adam. Loshchilov and Hutter, 2019."""
         for _, p, _ in self.gradients(0.0):
             p.mul_(1 - self.lr * self.weight_decay)
         self.step_adam(decay=0.0)
 
     def step_rmsprop(self) -> None:
-        """w = w - lr g / sqrt(mean of g^2), with momentum of that direction: Hinton, 2012."""
+        """RMSprop: w = w - lr g / sqrt(mean of g^2), with momentum of that direction. Hinton, 2012."""
         for i, p, g in self.gradients(self.weight_decay):
             v, b = self.moments_of(i, p, 2)
             v.mul_(0.99).addcmul_(g, g, value=1 - 0.99)
@@ -131,13 +131,13 @@ class LocalOptimizer:
                 p.addcdiv_(g, spread, value=-self.lr)
 
     def step_adagrad(self) -> None:
-        """w = w - lr g / sqrt(sum of g^2): Duchi, Hazan and Singer, 2011."""
+        """Adagrad: w = w - lr g / sqrt(sum of g^2). Duchi, Hazan and Singer, 2011."""
         for i, p, g in self.gradients(self.weight_decay):
             (v,) = self.moments_of(i, p, 1)
             p.addcdiv_(g, v.addcmul_(g, g).sqrt().add_(1e-10), value=-self.lr)
 
     def step_of_torch(self) -> Callable[[], Any]:
-        """The step of an optimiser of torch.optim, or of one's own."""
+        """The step of an optimizer of torch.optim, or of a user's own."""
         make: Any = self.optimizer
         if isinstance(make, type):
             given = {k: v for k in ("momentum", "weight_decay") if (v := getattr(self, k))}
@@ -160,7 +160,7 @@ RULES: dict[str, Callable[[LocalOptimizer], None]] = {
 
 
 def optimizer_fault(optimizer: Optimizer, momentum: float, weight_decay: float) -> str:
-    """What is wrong with an optimiser, or with settings that it would ignore; nothing if it will do."""
+    """Why an optimizer, or a setting that it would ignore, is refused; empty if it can be used."""
     given = {k: v for k, v in (("momentum", momentum), ("weight_decay", weight_decay)) if v}
     if isinstance(optimizer, str) or not callable(optimizer):
         if optimizer not in OPTIMIZERS:
@@ -183,14 +183,14 @@ def optimizer_fault(optimizer: Optimizer, momentum: float, weight_decay: float) 
 
 
 def arrays_of(model: nn.Module, names: Iterable[str] | None = None) -> Arrays:
-    """Parameters and buffers of a module, all or those of these names, as NumPy copies."""
+    """Parameters and buffers of a module as NumPy copies: all, or those of these names."""
     state = model.state_dict()
     return {k: state[k].detach().cpu().numpy().copy() for k in (state if names is None else names)}
 
 
 @contextlib.contextmanager
 def seeded(seed: int, device: torch.device = CPU) -> Iterator[None]:
-    """Torch's own randomness (dropout, initialisation) from `seed`, leaving the global state as it was."""
+    """Seed torch's global generator (dropout, initialisation) inside the context, and restore its state after it."""
     with torch.random.fork_rng(devices=[]):
         # The same bits as torch.manual_seed, which notes where it was called
         torch.default_generator.manual_seed(seed)

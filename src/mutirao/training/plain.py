@@ -1,4 +1,4 @@
-"""A torch module trained batch by batch, or probed: the plain path, and the reference for every faster one."""
+"""Plain local training of a torch module, batch by batch: the reference for every faster engine."""
 
 import contextlib
 import math
@@ -53,7 +53,7 @@ Transform = Callable[[Any, np.random.Generator], Any]  # inputs of a batch -> ot
 
 @dataclass(frozen=True)
 class PlainTrainer:
-    """The settings of a `Trainer`, the batches it makes of a client's samples, and one client's training in turn."""
+    """The settings of a `Trainer`, its batches, and the training of one client without any acceleration."""
 
     model: Callable[[], nn.Module]
     loss: Loss = functional.cross_entropy
@@ -110,7 +110,7 @@ class PlainTrainer:
 
     @classmethod
     def of(cls, config: Common, model: Callable[[], nn.Module], **more: Any) -> Self:
-        """A trainer with the settings every recipe shares."""
+        """A trainer with the settings that all recipes share."""
         names = ["optimizer", "lr", "momentum", "weight_decay", "epochs", "batch_size", "clip"]
         names += ["engine", "device", "precision"]
         more.setdefault("schedule", schedule_of(config))
@@ -124,7 +124,7 @@ class PlainTrainer:
             raise ConfigError(str(error)) from error
 
     def initial(self, seed: int) -> Arrays:
-        """The arrays of a fresh model; the seed decides them."""
+        """The arrays of a freshly initialised model for this seed."""
         with seeded(derive_seed(seed, 0, "initial")):
             return arrays_of(self.model(), self.state_names.shared)
 
@@ -158,7 +158,7 @@ class PlainTrainer:
         return metrics
 
     def train(self, request: Request, site: Site, randomness: Randomness | None = None) -> Reply:
-        """One client's training, batch by batch."""
+        """Train on one client's samples, batch by batch."""
         samples = self.to_device(Samples.of(site.data))
         config = request.config
         seed = int(config["seed"])
@@ -203,7 +203,7 @@ class PlainTrainer:
         return Reply(arrays_of(model, self.state_names.shared), noted, metrics, len(samples))
 
     def hyperparameters(self, config: Mapping[str, Scalar]) -> LocalHyperparameters:
-        """How a client advances in the round of a request: as the server tells it, or as is set and scheduled."""
+        """The hyperparameters of a round: those that the server sends, otherwise the configured and scheduled ones."""
         told = read_hyperparameters(config)
         if self.steps and "epochs" in told:
             raise Refused("told.epochs", f"so many as make {self.steps} steps are made here")
@@ -215,7 +215,7 @@ class PlainTrainer:
     def make_optimizer(
         self, weights: list[nn.Parameter], hyperparameters: LocalHyperparameters, **pulls: Any
     ) -> LocalOptimizer:
-        """The optimiser of these weights, at its first step."""
+        """A new optimizer for these weights."""
         names = ("optimizer", "momentum", "weight_decay", "clip")
         given = {k: getattr(self, k) for k in names}
         return LocalOptimizer(
@@ -223,7 +223,7 @@ class PlainTrainer:
         )
 
     def pulls(self, named: Mapping[str, nn.Parameter], request: Request) -> dict[str, list[Tensor]]:
-        """What a request has the steps of these weights pulled by, as tensors where they are trained."""
+        """The request's anchors and corrections of these weights as tensors on the training device."""
         pull = Pull.of(request)
         found = dict[str, list[Tensor]]()
         for key, arrays in (("anchors", pull.anchor), ("corrections", pull.correction)):
@@ -235,7 +235,7 @@ class PlainTrainer:
         return found
 
     def make(self) -> nn.Module:
-        """A module for one thread, whatever it holds, where it is trained, laid out as convolutions like it best."""
+        """A new module for one thread, on the training device and in the memory layout that convolutions prefer."""
         with seeded(0):  # making it must not move anybody's randomness
             module: nn.Module = self.model().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if self.torch_device().type != "cpu":
@@ -243,7 +243,7 @@ class PlainTrainer:
         return module
 
     def torch_device(self) -> torch.device:
-        """Where it trains and judges; found once."""
+        """The device for training and evaluation, resolved once."""
         if "place" not in self._cache:
 
             def is_worth_it() -> bool:
@@ -257,22 +257,22 @@ class PlainTrainer:
         return self._cache["place"]  # type: ignore[no-any-return]
 
     def generator(self, seed: int) -> torch.Generator:
-        """Random numbers from `seed` for what is computed there."""
+        """A generator with this seed on the training device."""
         return torch.Generator(self.torch_device()).manual_seed(seed)
 
     def to_device(self, samples: Samples) -> Samples:
-        """The samples where the model is."""
+        """The samples on the training device."""
         return samples.at(self.torch_device(), self._cache.setdefault("copies", DeviceCache()))
 
     def thread_module(self) -> nn.Module:
-        """This thread's own module, whatever it holds; made once."""
+        """The module of this thread, created once; its weights are arbitrary."""
         if not hasattr(self._thread, "module"):
             self._thread.module = self.make()
         module: nn.Module = self._thread.module
         return module
 
     def fill(self, arrays: Arrays, module: nn.Module | None = None) -> nn.Module:
-        """This thread's own module, or another one, holding `arrays`; what does not travel stays as it is."""
+        """Load `arrays` into this thread's module, or into `module`; arrays that are not shared stay as they are."""
         module = module or self.thread_module()
         own = module.state_dict()
         names = self.state_names.shared
@@ -285,14 +285,14 @@ class PlainTrainer:
 
     @property
     def state_names(self) -> StateNames:
-        """What travels of the model, and what stays; found out once."""
+        """Which arrays of the model are shared and which are frozen, determined once."""
         if "travel" not in self._cache:
             self._cache["travel"] = find_state_names(self.thread_module(), self.share)
         found: StateNames = self._cache["travel"]
         return found
 
     def frozen(self) -> Arrays:
-        """The arrays that do not travel, which no training moves."""
+        """The frozen arrays, which are never trained or shared."""
         if not self.state_names.frozen:
             return {}
         if "frozen" not in self._cache:
@@ -301,7 +301,7 @@ class PlainTrainer:
         return found
 
     def agreed(self) -> dict[str, str]:
-        """What all parties must have in common: the frozen part, by a digest of its names, shapes and values."""
+        """Digests of what all parties must have in common: the frozen arrays' names, shapes and values."""
         if not self.state_names.frozen:
             return {}
         if "agreed" not in self._cache:
@@ -310,12 +310,12 @@ class PlainTrainer:
         return found
 
     def check_request(self, config: Mapping[str, Scalar], data: Any = None) -> None:
-        """Refused, by name, if a request tells what is unknown here, or builds on another frozen part or class list."""
+        """Raise Refused, naming the entry, for an unknown hyperparameter or a different frozen part or class list."""
         read_hyperparameters(config)
         check_agreed(config, {**self.agreed(), **agreed_of(data)})
 
     def needs_two_samples(self) -> bool:
-        """Whether the module cannot be trained on a single sample."""
+        """Whether the module cannot be trained on a batch of one sample (batch normalisation)."""
         if "two" not in self._cache:
             named = self.thread_module().named_modules()
             norms = {path for path, m in named if isinstance(m, nn.modules.batchnorm._BatchNorm)}
@@ -332,7 +332,7 @@ class PlainTrainer:
 
 
 def answer_or_failure(handler: AnyHandler, request: Request, site: Site) -> Reply | Failure:
-    """One client's answer, or why there is none."""
+    """One client's reply, or the failure that stands for its exception."""
     try:
         return handler(request, site)
     except Exception as error:  # a client may raise anything: it is its own failure alone
@@ -340,5 +340,5 @@ def answer_or_failure(handler: AnyHandler, request: Request, site: Site) -> Repl
 
 
 def answer_sequentially(handler: AnyHandler, requests: Requests, sites: Sites) -> Outcomes:
-    """What each client answers, sorted by client."""
+    """All clients' replies one after the other, sorted by client."""
     return {client: answer_or_failure(handler, requests[client], sites[client]) for client in sorted(requests)}

@@ -1,7 +1,7 @@
-"""Before the first round: all clients' data are looked at, and one batch goes through model, loss and backward pass.
+"""Checks before the first round: all clients' data, and one batch through the model, the loss and the backward pass.
 
-What is wrong is one line that names the first client that has it, the thing, and what would be right. What is not at
-hand is not forced: of data that are read or made on access only the first client's, of lazy samples only a few batches.
+An error is one line that names the first affected client, what was found, and what would be right. Data that are not in
+memory are not all read: of generated or lazily loaded data only the first client's, of lazy samples a few batches.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ Fault = tuple[ClientId, str]
 
 @dataclass(frozen=True, eq=False)
 class SampleStore:
-    """Samples that lie together, and who owns which: names[i] has the rows order[offsets[i]:offsets[i + 1]]."""
+    """Samples in one storage and their owners: names[i] owns the rows order[offsets[i]:offsets[i + 1]]."""
 
     x: Any
     y: Tensor
@@ -50,20 +50,20 @@ class SampleStore:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Shape and type of a sample."""
+        """Shape and dtype of a sample."""
         return Samples(self.x, self.y).kind
 
     def samples_of(self, i: int) -> Samples:
-        """What the i-th client has of it."""
+        """The samples of the i-th client in this store."""
         return Samples(self.x, self.y, self.order[self.offsets[i] : self.offsets[i + 1]])
 
     def clients(self) -> Iterator[int]:
-        """Those who have some of it, in sorted order."""
+        """The indices of clients that own samples here, in sorted order."""
         here = np.flatnonzero(np.diff(self.offsets))
         return (i for i in here.tolist() if self.names[i] not in self.without)
 
     def owner(self, wrong: npt.NDArray[np.bool_]) -> tuple[int, int] | None:
-        """The first client that owns one of these rows, and which of its samples it is."""
+        """The first client that owns one of these rows, and the position among its samples."""
         at = np.flatnonzero(wrong[self.order]) if wrong.any() else np.empty(0, np.intp)
         for i, place in zip((np.searchsorted(self.offsets, at, "right") - 1).tolist(), at.tolist(), strict=True):
             if self.names[i] not in self.without:
@@ -71,12 +71,12 @@ class SampleStore:
         return None
 
     def fault(self, i: int, words: str) -> Fault:
-        """What is wrong with the i-th client's."""
+        """A fault of the i-th client's data."""
         return self.names[i], f"client {self.names[i]}: {'in its test data ' if self.test else ''}{words}"
 
 
 def stores_of(population: Mapping[ClientId, Any], without: Collection[ClientId] = ()) -> list[SampleStore]:
-    """Where the clients' samples lie, each place once; of data that are not at hand only the first client's."""
+    """The stores of all clients' samples, each storage once; of data not in memory only the first client's."""
     if isinstance(population, PopulationWithout):
         return stores_of(population.population, population.names)
     if isinstance(population, VirtualClients):
@@ -110,7 +110,7 @@ def stores_of(population: Mapping[ClientId, Any], without: Collection[ClientId] 
 
 
 def merge_store(some: Sequence[tuple[ClientId, Samples]], test: bool) -> SampleStore:
-    """The store of clients who share one."""
+    """One store for clients that share a storage."""
     first = some[0][1]
     rows = [np.arange(len(s)) if s.index is None else s.index for _, s in some]
     offsets = np.cumsum([0, *map(len, rows)])
@@ -124,7 +124,7 @@ IGNORE_INDEX = -100  # what torch's losses leave out
 
 
 def check_start(trainer: PlainTrainer, arrays: Arrays, population: Mapping[ClientId, Any]) -> None:
-    """ConfigError for the first thing found wrong; nothing is changed by it, no randomness and no module."""
+    """Check the data and a first batch; ConfigError for the first fault. Random states and modules stay unchanged."""
     stores = stores_of(population)
     model = copy_model(trainer, arrays)
     least = 2 if trainer.needs_two_samples() else 1
@@ -140,7 +140,7 @@ def check_start(trainer: PlainTrainer, arrays: Arrays, population: Mapping[Clien
 
 
 def copy_model(trainer: PlainTrainer, arrays: Arrays) -> nn.Module:
-    """A module that holds `arrays`, for us alone."""
+    """A copy of the module that holds `arrays`."""
     try:
         module = trainer.fill(arrays)
     except ValueError as error:
@@ -151,13 +151,13 @@ def copy_model(trainer: PlainTrainer, arrays: Arrays) -> nn.Module:
 
 
 def raise_first(faults: Any) -> None:
-    """Raise the fault of the client whose name comes first, if there is any."""
+    """Raise the fault of the client whose name comes first, if there is any fault."""
     if found := [fault for fault in faults if fault is not None]:
         raise ConfigError(min(found)[1])
 
 
 def find_too_few(store: SampleStore, least: int) -> Fault | None:
-    """A client that has nothing to train on, or one sample where batch normalisation needs two."""
+    """The fault of a client without samples, or with one where batch normalisation needs two."""
     sizes = np.diff(store.offsets)
     for i in np.flatnonzero(sizes < least).tolist() if not store.test else ():
         if (name := store.names[i]) not in store.without:
@@ -167,7 +167,7 @@ def find_too_few(store: SampleStore, least: int) -> Fault | None:
 
 
 def find_not_finite(store: SampleStore) -> Iterator[Fault | None]:
-    """Clients with NaN or infinity among their numbers."""
+    """The faults of clients whose numbers contain NaN or infinity."""
     at_hand = [] if isinstance(store.x, LazyInputs) else named_inputs(store.x)
     for what, numbers in [*at_hand, ("y", store.y)]:
         if not numbers.is_floating_point() or bool(torch.isfinite(numbers.sum())):  # one such number spoils the sum
@@ -179,13 +179,13 @@ def find_not_finite(store: SampleStore) -> Iterator[Fault | None]:
 
 
 def rows_with(marks: Tensor) -> npt.NDArray[np.bool_]:
-    """Which rows have a mark."""
+    """Which rows contain a marked entry."""
     rows: npt.NDArray[np.bool_] = (marks.flatten(1).any(1) if marks.dim() > 1 else marks).numpy()
     return rows
 
 
 def check_kind(trainer: PlainTrainer, model: nn.Module, stores: Sequence[SampleStore]) -> None:
-    """One batch of the first client that has samples of this kind, and the labels of all."""
+    """Check one batch of the first client that has samples of this kind, and all clients' labels."""
     first = min((store for store in stores if any(True for _ in store.clients())), key=first_client, default=None)
     if first is None:
         return
@@ -198,14 +198,14 @@ def check_kind(trainer: PlainTrainer, model: nn.Module, stores: Sequence[SampleS
 
 
 def first_client(store: SampleStore) -> tuple[ClientId, bool]:
-    """Who comes first in it; what is trained on before what is judged by."""
+    """The first client of a store; training data sort before test data."""
     return store.names[next(store.clients())], store.test
 
 
 def check_batch(
     trainer: PlainTrainer, model: nn.Module, store: SampleStore, i: int, rows: Index, stores: Sequence[SampleStore]
 ) -> None:
-    """Some samples of a client through model, loss and backward pass; the labels of all on the way."""
+    """Run some samples of a client through model, loss and backward pass, and check all labels on the way."""
 
     def refuse(words: str, error: Exception | None = None) -> None:
         raise ConfigError(store.fault(i, words)[1]) from error
@@ -255,7 +255,7 @@ def check_batch(
 
 
 def check_transform(transform: Any, x: Any, n: int, refuse: Callable[..., None]) -> Any:
-    """The inputs as `transform` makes them, if it draws from the generator it is given alone."""
+    """The transformed inputs; the transform must be a function of its inputs and generator alone."""
     try:
         made = [transform(map_tensors(x, Tensor.clone), rng(0, 0, "preflight")) for _ in range(2)]
     except Exception as error:  # a user's own function
@@ -269,12 +269,12 @@ def check_transform(transform: Any, x: Any, n: int, refuse: Callable[..., None])
 
 
 def is_classification_loss(loss: Any) -> bool:
-    """Whether it is one of torch's losses that takes a class number for each row of outputs."""
+    """Whether it is one of torch's losses that take a class index for each row of outputs."""
     return loss in (functional.cross_entropy, functional.nll_loss) or isinstance(loss, CLASSIFICATION_LOSSES)
 
 
 def check_labels(loss: Any, outputs: Tensor, stores: Sequence[SampleStore]) -> None:
-    """Refuse labels that the model has no output for, on the first client that has them."""
+    """Raise for labels without a model output, naming the first client that has them."""
     if is_classification_loss(loss) and outputs.dim() > 1 and stores[0].y.dim() == outputs.dim() - 1:
         raise_first(
             labels_out_of_range(store, outputs.shape[1], getattr(loss, "ignore_index", IGNORE_INDEX))
@@ -283,7 +283,7 @@ def check_labels(loss: Any, outputs: Tensor, stores: Sequence[SampleStore]) -> N
 
 
 def try_extremes(trainer: PlainTrainer, model: nn.Module, stores: Sequence[SampleStore]) -> None:
-    """Let a loss of one's own see the least and the largest label of all: which it takes is known to it alone."""
+    """Evaluate a custom loss on the smallest and the largest label, as only the loss knows which it accepts."""
     stores = [store for store in stores if store.y.numel()]
     for extreme, most in ((torch.amin, min), (torch.amax, max)):
         store = most(stores, key=lambda store: int(extreme(store.y)))
@@ -299,12 +299,12 @@ def try_extremes(trainer: PlainTrainer, model: nn.Module, stores: Sequence[Sampl
 
 
 def error_text(error: Exception) -> str:
-    """What an error says, in one line."""
+    """The message of an exception in one line."""
     return " ".join(str(error).split())[:160] or type(error).__name__
 
 
 def labels_out_of_range(store: SampleStore, count: int, ignored: int) -> Fault | None:
-    """Labels that are none of 0 to count - 1."""
+    """The fault of labels outside of 0 to count - 1."""
     y = store.y
     if y.numel() == 0 or (int(y.min()) >= 0 and int(y.max()) < count):
         return None
@@ -329,7 +329,7 @@ def describe_inputs(x: Any) -> str:
 
 
 def input_hint(model: nn.Module, x: Any) -> str:
-    """What would be right for inputs that a model does not take."""
+    """What to change about inputs that a model does not accept."""
     wants = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     odd = {t.dtype for t in tensors_in(x)} - {wants}
     embeds = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules())
@@ -342,7 +342,7 @@ def input_hint(model: nn.Module, x: Any) -> str:
 
 
 def label_hint(outputs: Any, y: Tensor, error: Exception) -> str:
-    """What would be right for labels that a loss does not take."""
+    """What to change about labels that a loss does not accept."""
     if isinstance(error, IndexError):
         return NUMBERING_HINT
     if isinstance(outputs, Tensor) and outputs.shape != y.shape and outputs.numel() == y.numel():

@@ -1,8 +1,8 @@
-"""What pulls a client's steps besides its gradient: w <- w - lr (g + b + mu (w - a)).
+"""What is added to the gradient of a local step: w <- w - lr (g + b + mu (w - a)).
 
-The correction b and the anchor a are arrays of the request, `correction.NAME` and `anchor.NAME`; a method that keeps
-something at the client puts them there on the way (`mutirao.training.corrections`). Without an anchor it is the model
-that was received, as in FedProx. What is not named is not corrected.
+The correction b and the anchor a are arrays of the request, `correction.NAME` and `anchor.NAME`; methods with client
+state add them (`mutirao.training.corrections`). Without an anchor, a is the received model, as in FedProx. Arrays that
+are not named are not corrected.
 """
 
 from collections.abc import Iterable
@@ -19,14 +19,14 @@ ANCHOR = "anchor."
 
 @dataclass(frozen=True, eq=False)
 class Pull:
-    """The correction and the anchor by the names of the model's arrays; empty: none."""
+    """Correction and anchor by the names of the model's arrays; empty if there are none."""
 
     correction: Arrays
     anchor: Arrays
 
     @classmethod
     def of(cls, request: Request) -> "Pull":
-        """Those that a request holds; ValueError if they do not fit the model that comes with it."""
+        """The pull of a request; ValueError if it does not match the request's model."""
         if not request.extras:
             return NOTHING
         correction, anchor = (extras_under(request, prefix) for prefix in (CORRECTION, ANCHOR))
@@ -40,7 +40,7 @@ class Pull:
 
 
 def extras_under(request: Request, prefix: str) -> Arrays:
-    """The extras of a request whose names begin so, by the names of the arrays they are for."""
+    """The extras of a request with this prefix, by the names of their arrays."""
     found = {k.removeprefix(prefix): v for k, v in request.extras.items() if k.startswith(prefix)}
     for name, value in found.items():
         mine = request.arrays.get(name)

@@ -1,4 +1,4 @@
-"""Data at rest: all samples lie once in shared, contiguous storage; a client is a list of row numbers."""
+"""Samples in shared, contiguous storage: a client is a list of row indices."""
 
 import math
 from abc import abstractmethod
@@ -25,7 +25,7 @@ CLASSES = "classes"  # what class lists go by in an agreement
 
 
 class Samples:
-    """Rows of `x` and `y` that belong together; with `index` only those rows, without copying them.
+    """Rows of `x` and `y` that belong together; with `index` only those rows, without a copy.
 
     `x` is a tensor, a tuple or a dict of tensors, or `Lazy`.
 
@@ -46,7 +46,7 @@ class Samples:
 
     @classmethod
     def of(cls, data: Any, target: str = "y", limit: int = LIMIT) -> "Samples":
-        """What `data` holds to train on: a pair of arrays, a Dataset, a DataLoader, columns, a frame, a table.
+        """The training samples of `data`: a pair of arrays, a Dataset, a DataLoader, columns, a frame or a table.
 
         `target` names the column to learn. A Dataset of more than `limit` bytes is read when batches need it.
         """
@@ -63,26 +63,26 @@ class Samples:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Shape and type of a sample; samples of one kind can be put together."""
+        """Shape and dtype of a sample; samples of one kind can be concatenated."""
         if isinstance(self.x, Tensor):
             return self.x.shape[1:], self.x.dtype, self.y.shape[1:], self.y.dtype
         return input_kind(self.x), self.y.shape[1:], self.y.dtype
 
     @property
     def width(self) -> int:
-        """How many numbers a sample's inputs are."""
+        """The number of input values of a sample."""
         return sum(math.prod(t.shape[1:]) for t in tensors_in(self.x))
 
     def first(self, most: int) -> "Samples":
-        """The first samples, at most so many."""
+        """The first samples, at most `most` of them."""
         return self.rows(np.arange(min(most, len(self))))
 
     def rows(self, rows: Index) -> "Samples":
-        """The samples at these positions alone, without copying them."""
+        """The samples at these positions, without a copy."""
         return Samples(self.x, self.y, rows if self.index is None else self.index[rows])
 
     def batch(self, rows: Index | slice) -> tuple[Any, Tensor]:
-        """The samples at these positions."""
+        """The inputs and labels at these positions."""
         if self.index is None and isinstance(rows, slice):
             if isinstance(self.x, Tensor) and self.device is None:
                 return self.x[rows], self.y[rows]
@@ -104,7 +104,7 @@ class Samples:
         return map_tensors(self._take(chosen, where), lambda t: t.to(self.device)), self.y[where].to(self.device)
 
     def at(self, device: torch.device, copies: DeviceCache) -> "Samples":
-        """The same samples with batches at that place: they are kept there whole if they fit, or brought one by one."""
+        """The same samples with batches on a device: moved there at once if they fit, otherwise batch by batch."""
         if device.type == "cpu":
             return self
         y = copies.bring(self.y, device)
@@ -116,7 +116,7 @@ class Samples:
 
 
 def named_inputs(x: Inputs | LazyInputs) -> list[tuple[str, Any]]:
-    """The inputs by the names they go by in messages."""
+    """The inputs with the names that error messages use."""
     if isinstance(x, Tensor | LazyInputs):
         return [("x", x)]
     return [(f"x[{key!r}]", part) for key, part in (x.items() if isinstance(x, dict) else enumerate(x))]
@@ -124,7 +124,7 @@ def named_inputs(x: Inputs | LazyInputs) -> list[tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class ClientData:
-    """What a client holds: samples to train on, others that it only judges by, and its names for their classes.
+    """A client's data: samples to train on, samples to evaluate on, and names for its classes.
 
     Either may be given as a pair (x, y). Its length is that of what is trained on.
 
@@ -145,13 +145,13 @@ class ClientData:
         return len(self.train)
 
     def agreed(self) -> dict[str, str]:
-        """Its own names for its classes, by digest, if it has any: all must have the same, in the same order."""
+        """The digest of its class names, if it has any: all clients need the same names in the same order."""
         if self.classes:
             return agreed_classes(self.classes)
         return {}
 
     def counts(self) -> dict[str, int]:
-        """How many samples it has of each class, if its classes have names: to train on and kept back together."""
+        """The number of training and test samples of each named class."""
         if not self.classes:
             return {}
         labels = torch.cat([samples.batch(slice(0, len(samples)))[1] for samples in (self.train, self.test)])
@@ -160,18 +160,18 @@ class ClientData:
 
 
 def agreed_classes(names: Sequence[str]) -> dict[str, str]:
-    """A class list as what all clients must have in common."""
+    """A class list as a digest that all clients must have in common."""
     return {CLASSES: classes_digest(tuple(names))}
 
 
 @lru_cache(maxsize=64)
 def classes_digest(names: tuple[str, ...]) -> str:
-    """What a class list is known by; a simulation asks for it with every request to every client."""
+    """The digest of a class list, cached: a simulation needs it for every request to every client."""
     return fingerprint(list(names))
 
 
 def own_test_samples(data: Any) -> Samples:
-    """What a client judges by; never what it trains on."""
+    """A client's test samples; ValueError if it has none."""
     if not isinstance(data, ClientData):
         raise ValueError("has no test data of its own: give it ClientData(train, test)")
     return data.test
@@ -180,7 +180,7 @@ def own_test_samples(data: Any) -> Samples:
 def poison(
     data: Any, how: Callable[[npt.NDArray[Any], npt.NDArray[Any]], tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 ) -> Samples | ClientData:
-    """The data with other inputs and labels to train on; what the client judges by stays as it is."""
+    """The data with changed inputs and labels to train on; test samples stay as they are."""
     samples = Samples.of(data)
     x, y = samples.batch(slice(0, len(samples)))
     changed = Samples(*how(map_tensors(x, Tensor.numpy), y.numpy()))
@@ -190,16 +190,16 @@ def poison(
 
 
 class Population(Mapping[ClientId, Any]):
-    """Clients by name, whose data are made or read when they are asked for."""
+    """Clients by name, whose data are created or read on access."""
 
     @property
     @abstractmethod
     def has_tests(self) -> bool:
-        """Whether clients have test data of their own; known without making or reading any."""
+        """Whether clients have test data of their own; known without reading any."""
 
 
 def can_evaluate(population: Mapping[ClientId, Any], surely: bool = False) -> bool:
-    """Whether a Trainer's clients can answer `evaluate`; no data are read that are not at hand.
+    """Whether a Trainer's clients can answer `evaluate`; data that are not in memory are not read.
 
     Of a mapping that is neither a Population nor a dict nothing is known before a client is asked, so that it may try,
     unless it has to be certain.
@@ -266,7 +266,7 @@ class VirtualClients(Population):
 
 
 def pool_clients(clients: VirtualClients) -> dict[ClientId, Samples | ClientData]:
-    """One client with all that the others have: the centralised reference."""
+    """One client with the data of all: the centralised reference."""
     own = Samples(clients.x, clients.y, np.sort(clients.order))
     return {"pooled": own if clients.test is None else ClientData(own, clients.test)}
 
@@ -281,7 +281,7 @@ def virtual_clients(
     tests: Sequence[Index] = (),
     sees: Callable[[int, Samples], Samples] | None = None,
 ) -> VirtualClients:
-    """The population of a partition; with `most` > 0 a client keeps at most so many samples, drawn once.
+    """The population of a partition; with `most` > 0 a client keeps at most that many samples, drawn once.
 
     `test` is a common test set and `tests` the rows of it that each client judges by; `sees` changes how they look.
 

@@ -1,7 +1,7 @@
-"""What clients that agree on something before they train have in common: it comes with each request, and none keeps it.
+"""Data encodings that clients agree on before training, such as a table schema; each request carries the encoding.
 
-What all agree on is bytes (a schema of tables, a scale of features) beside their digest; a client reads them, makes of
-its data what they say, and hands the bare request on to a trainer.
+The agreed content is bytes with a digest. A client decodes it, encodes its data accordingly, and passes the request
+without the content on to a trainer. No client has to keep it.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -17,7 +17,7 @@ Plan = TypeVar("Plan", bound=Hashable)  # what the bytes say
 
 
 def agreed_content(request: Request, name: str, own: bytes) -> bytes:
-    """What goes with a request under that name, if it is what was agreed on; a party with its own takes no other."""
+    """The agreed content under that name in a request; a party with content of its own accepts no other."""
     content = bytes_from_extra(name, request.extras) or own
     if not content:
         raise Refused(AGREED + name, f"no {name} came with the request, and there is none here")
@@ -28,7 +28,7 @@ def agreed_content(request: Request, name: str, own: bytes) -> bytes:
 
 
 def without_agreement(request: Request, name: str) -> Request:
-    """The request as a trainer understands it, without what was agreed on."""
+    """The request without the agreed content, as a trainer expects it."""
     config = {k: v for k, v in request.config.items() if k != AGREED + name}
     return replace(request, config=config, extras={k: v for k, v in request.extras.items() if k != name})
 
@@ -41,7 +41,7 @@ def answer_many(
     sites: Mapping[ClientId, Site],
     is_alone: Callable[[Request, Site], bool] = lambda request, site: request.do in (PROFILE, AGREE),
 ) -> dict[ClientId, Any]:
-    """The same answers as one by one, all clients of one plan at once; `alone` answers what no trainer is asked."""
+    """The replies of many clients, trained together by plan; `alone` answers requests that involve no trainer."""
     out: dict[ClientId, Reply | Failure] = {}
     ready: dict[Plan, tuple[dict[ClientId, Request], dict[ClientId, Site]]] = {}
     # Clients with one request are judged in one pass

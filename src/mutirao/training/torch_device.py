@@ -1,6 +1,6 @@
-"""Where a model is trained: on the CPU or, if asked for and worth the way there, on a GPU.
+"""The torch device to train on: the CPU or, if requested and worth the transfer, a GPU.
 
-Equal bits are promised on the CPU alone: a GPU adds up in an order of its own.
+Equal bits are guaranteed on the CPU only: a GPU sums in an order of its own.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ MEMORY_SHARE = 0.5  # of a device's free memory that samples may take; the rest 
 
 
 def is_device(name: str) -> bool:
-    """Whether `device` may be called so.
+    """Whether `name` is a valid device setting.
 
     >>> [is_device(name) for name in ("auto", "cuda:1", "gpu")]
     [True, True, False]
@@ -28,7 +28,7 @@ def is_device(name: str) -> bool:
 
 
 def find_device(name: str, is_worth_it: Callable[[], bool]) -> torch.device:
-    """The device of that name; `auto` is a GPU if there is one and a step is work enough for it, or else the CPU."""
+    """The device of that name; `auto` is a GPU if there is one and a step is heavy enough, otherwise the CPU."""
     if name == "auto":
         found = next((kind for kind in ("cuda", "mps") if count_devices(kind)), "cpu")
         return torch.device(found if found != "cpu" and is_worth_it() else "cpu")
@@ -40,7 +40,7 @@ def find_device(name: str, is_worth_it: Callable[[], bool]) -> torch.device:
 
 
 def count_devices(kind: str) -> int:
-    """How many devices of a kind this torch can use."""
+    """The number of devices of a kind that this torch can use."""
     if kind == "cuda":
         if torch.cuda.is_available():
             return torch.cuda.device_count()
@@ -49,7 +49,7 @@ def count_devices(kind: str) -> int:
 
 
 def is_heavy(module: nn.Module, batch_size: int) -> bool:
-    """Whether a step is work enough for a core: convolutions, recurrent layers, or six operations a weight and sample.
+    """Whether a step keeps a core busy: convolutions, recurrent layers, or enough operations a step.
 
     Two each for the forward pass and for the gradients of inputs and of weights, the last only of what is trained.
     """
@@ -60,12 +60,12 @@ def is_heavy(module: nn.Module, batch_size: int) -> bool:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a model lies."""
+    """The device of a model's weights."""
     return next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
 
 
 def free_bytes(device: torch.device) -> float:
-    """How much memory a device has left; without end where nobody knows."""
+    """The free memory of a device; infinite if unknown."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     if device.type == "mps":
@@ -74,7 +74,7 @@ def free_bytes(device: torch.device) -> float:
 
 
 def random_state(device: torch.device) -> Tensor:
-    """Where the random numbers of the CPU and of a device stand."""
+    """The states of the random generators of the CPU and of a device."""
     here = torch.get_rng_state()
     if device.type == "cpu":
         return here
@@ -82,13 +82,13 @@ def random_state(device: torch.device) -> Tensor:
 
 
 def backend_of(device: torch.device) -> Any:
-    """The module of torch that is about a kind of device, such as `torch.cuda`."""
+    """torch's module for a kind of device, such as `torch.cuda`."""
     return getattr(torch, device.type)
 
 
 @contextlib.contextmanager
 def seeded_at(device: torch.device, seed: int) -> Iterator[None]:
-    """A device's own randomness from `seed`, leaving its state as it was."""
+    """Seed a device's generator inside the context, and restore its state after it."""
     there = backend_of(device)
     with there.device(device) if device.type == "cuda" else contextlib.nullcontext():
         before = there.get_rng_state()
@@ -100,13 +100,13 @@ def seeded_at(device: torch.device, seed: int) -> Iterator[None]:
 
 
 class DeviceCache:
-    """Tensors that were brought to a device, so that the next round finds them there; gone with the tensors."""
+    """Copies of tensors on a device, reused in the next round and dropped with their tensors."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[int, torch.device], tuple[Any, Tensor]] = {}
 
     def bring(self, tensor: Tensor, device: torch.device) -> Tensor | None:
-        """The tensor at that place; None if it does not fit there."""
+        """The tensor on that device; None if it does not fit."""
         if tensor.device == device:
             return tensor
         key = id(tensor), device
@@ -118,7 +118,7 @@ class DeviceCache:
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
-    """What a forward pass and its loss are computed in: as they are or, where that pays, in bfloat16."""
+    """The context of a forward pass and its loss: full precision, or bfloat16 where that pays."""
     if precision == "float32":
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""What of a module travels: what is trained. The frozen part stays where it is, and all parties have the same one."""
+"""Which arrays of a module are shared: the trained ones. Frozen arrays stay, and must be the same at all parties."""
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -10,14 +10,14 @@ from mutirao.errors import ConfigError
 
 @dataclass(frozen=True)
 class StateNames:
-    """The names of a module's arrays that travel, of those that stay, and the modules that must not train."""
+    """The names of a module's shared and frozen arrays, and the modules that must not be in training mode."""
 
     shared: tuple[str, ...]
     frozen: tuple[str, ...]
     frozen_modules: frozenset[str]  # modules with buffers that stay, such as running means: in training they would move
 
     def prepare(self, module: nn.Module) -> nn.Module:
-        """The module in training mode, but for normalisation and the like whose statistics stay where they are."""
+        """The module in training mode, except for modules such as normalisation whose statistics are frozen."""
         module.train()
         for path in self.frozen_modules:
             # It alone: a layer of dropout within it goes on dropping
@@ -26,7 +26,7 @@ class StateNames:
 
 
 def find_state_names(module: nn.Module, share: str = "") -> StateNames:
-    """What travels of a module: the names that fit `share`, patterns separated by commas.
+    """The shared and frozen arrays of a module; `share` holds patterns of shared names, separated by commas.
 
     By default all, or of a module with frozen parameters what has `requires_grad`, and buffers, but for those of its
     wholly frozen parts. ConfigError names a pattern without a match, and what would be trained and then lost.
@@ -57,7 +57,7 @@ def find_state_names(module: nn.Module, share: str = "") -> StateNames:
 
 
 def is_frozen(module: nn.Module, name: str) -> bool:
-    """Whether an array without a gradient stays: a frozen parameter, or a buffer in a part where all parameters are."""
+    """Whether an array without gradient is frozen: a frozen parameter, or a buffer of a wholly frozen part."""
     path, _, last = name.rpartition(".")
     if last in module.get_submodule(path)._parameters:
         return True
@@ -68,5 +68,5 @@ def is_frozen(module: nn.Module, name: str) -> bool:
 
 
 def list_some(names: list[str]) -> str:
-    """A few of these names."""
+    """The first names of a list, for messages."""
     return ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")

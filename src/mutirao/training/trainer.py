@@ -1,4 +1,4 @@
-"""What a client does with a torch module: train it on its own samples, or judge it on others of its own."""
+"""The Trainer: a client that trains and evaluates a torch module on its own samples."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +47,7 @@ class Trainer(PlainTrainer):
 
     @property
     def provides(self) -> frozenset[str]:
-        """What it tells, sends and can be told; some of it with plain SGD alone."""
+        """The metrics, extras and hyperparameters that it supports; some only with plain SGD."""
         return PROVIDED - missing_capabilities(self)
 
     __call__ = answer_request
@@ -56,7 +56,7 @@ class Trainer(PlainTrainer):
     check = check_start
 
     def private_training(self, privacy: DPSGD) -> PrivateTrainer:
-        """A handler that trains as this one does, with gradients that are clipped and noised sample by sample."""
+        """A handler that trains with DP-SGD: per-sample gradients are clipped and noised."""
         return PrivateTrainer.of(self, privacy)
 
     def personal_training(self, personal: Any) -> Any:
@@ -64,7 +64,7 @@ class Trainer(PlainTrainer):
         return personal.around(self)
 
     def make(self) -> nn.Module:
-        """A module for one thread; our kernels do what they do faster unless `engine` asks for torch's own."""
+        """A new module for one thread, with our kernels unless `engine` asks for torch's own layers."""
         module = super().make()
         own = self.engine in ("auto", "threads", "processes") and self.torch_device().type == "cpu"
         if own:

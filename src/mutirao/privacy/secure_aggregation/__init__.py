@@ -1,4 +1,4 @@
-"""Secure aggregation by name: `none`, `secagg+`. The server gets to see sums of updates, never one by itself.
+"""Secure aggregation by name: `none`, `secagg+`. The server sees sums of updates, never a single update.
 
 `docs/secure.md` says against whom that protects, and against whom it does not.
 """

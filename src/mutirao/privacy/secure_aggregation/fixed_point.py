@@ -1,9 +1,9 @@
-"""Updates as whole numbers that add up modulo 2^32 or 2^64 without ever wrapping, and the mean they stand for.
+"""Fixed-point updates: integers that add up modulo 2^32 or 2^64 without wrapping, and the mean that they encode.
 
-A number d of an update becomes q = round(d / step), step = range / 2^(bits - 1), and a client adds w q to the sum, w
-its samples. The weighted mean sum(w q) step / sum(w) is then within step / 2 of the exact one (step, if lengths are
-clipped: numbers are rounded towards 0 then, so that no update gets longer by it). Exact are the weights, and integer
-arrays, whose change is summed as it is.
+A number d of an update becomes q = round(d / step), step = range / 2^(bits - 1), and a client adds w q to the sum,
+where w is its number of samples. The weighted mean sum(w q) step / sum(w) is then within step / 2 of the exact one
+(step, if lengths are clipped: then numbers are rounded towards 0, so that no update gets longer). Weights are exact,
+and so are integer arrays, whose change is summed as it is.
 """
 
 import json
@@ -29,7 +29,7 @@ SIGNED = {np.dtype(np.uint32): np.int32, np.dtype(np.uint64): np.int64}
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """How numbers of one sum are written: for so many `clients`, and the `metrics` that are summed with the update."""
+    """The encoding of one sum: for this many `clients`, and the `metrics` that are summed with the update."""
 
     secure: Settings
     clients: int
@@ -44,7 +44,7 @@ class FixedPoint:
 
     @property
     def count_bits(self) -> int:
-        """Bits of the largest sum of weights."""
+        """Bits of the largest possible sum of weights."""
         return (self.secure.most_samples * self.clients).bit_length()
 
     @property
@@ -54,16 +54,16 @@ class FixedPoint:
 
     @property
     def step(self) -> float:
-        """What 1 stands for in an update."""
+        """The value of 1 in an encoded update."""
         return math.ldexp(self.secure.range, 1 - self.secure.bits)
 
     @property
     def fraction(self) -> int:
-        """Bits after the point of a metric."""
+        """Fractional bits of a metric."""
         return min(30, 62 - 20 - self.count_bits)
 
     def write(self, current: Arrays, reply: Reply, weight: int) -> tuple[Words, Words]:
-        """A client's part of the sum: its update in words, and, in wide words, weight, metrics, integers."""
+        """A client's part of the sum: the update in words; weight, metrics and integers in wide words."""
         update = self.update_of(current, reply) if reply.arrays else {}
         most = 2.0 ** (self.secure.bits - 1)
         with np.errstate(over="ignore"):
@@ -79,7 +79,7 @@ class FixedPoint:
         return whole.astype(self.word), np.concatenate([np.array(wide, np.int64), *rest]).view(np.uint64)
 
     def update_of(self, current: Arrays, reply: Reply) -> Arrays:
-        """The update of the arrays of floating point, no longer than it may be."""
+        """The update of the floating-point arrays, clipped and noised if configured."""
         if self.secure.clip:
             update = clip_update(current, reply.arrays, self.secure.clip)[0]
             deviation = self.secure.noise
@@ -89,18 +89,18 @@ class FixedPoint:
         return {k: reply.arrays[k].astype(np.float64) - v for k, v in current.items() if v.dtype.kind == "f"}
 
     def change_of(self, mine: npt.NDArray[Any], theirs: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """By how much integers have changed, as far as the sum can hold it."""
+        """The change of integer arrays, limited to what the sum can hold."""
         most = 2 ** (62 - self.count_bits)
         return np.ravel(np.clip(theirs.astype(np.int64) - mine.astype(np.int64), -most, most))
 
     def sizes(self, current: Arrays, trained: bool) -> tuple[int, int]:
-        """How many words and wide words a part has."""
+        """The number of words and of wide words of a part."""
         update = sum(v.size for v in current.values() if v.dtype.kind == "f") if trained else 0
         rest = sum(current[k].size for k in integers(current)) if trained else 0
         return update, 1 + 2 * len(self.metrics) + rest
 
     def read(self, current: Arrays, update: Words, wide: Words, trained: bool) -> tuple[Arrays, dict[str, float], int]:
-        """The mean model, the mean metrics and the sum of weights that a sum stands for."""
+        """The mean model, the mean metrics and the sum of weights that a sum encodes."""
         counts = wide.view(np.int64)
         total = int(counts[0])
         known = counts[1 : 1 + 2 * len(self.metrics)].reshape(-1, 2)
@@ -129,18 +129,18 @@ class FixedPoint:
         return arrays, metrics, total
 
     def text(self) -> str:
-        """The settings by which numbers are written; all parties must have the same."""
+        """The settings of the encoding as JSON; all parties must have the same."""
         names = ("threshold", "least", "clip", "range", "bits", "most_samples", "sizes", "noise")
         return json.dumps({k: getattr(self.secure, k) for k in names}, sort_keys=True)
 
 
 def integers(arrays: Mapping[str, npt.NDArray[Any]]) -> Sequence[str]:
-    """The names of arrays of integers and truth values."""
+    """The names of integer and boolean arrays."""
     return sorted(k for k, v in arrays.items() if v.dtype.kind in "iub")
 
 
 def shift(x: npt.NDArray[Any], change: npt.NDArray[np.int64], total: int) -> npt.NDArray[Any]:
-    """Integers moved by the rounded mean change; halves go to the even result, as the mean of all would."""
+    """Integers moved by the rounded mean change; halves round to the even result, as in a plain mean."""
     low, left = np.divmod(change, total)
     if x.dtype.kind == "b":
         return np.asarray(2 * (x.astype(np.int64) * total + change) >= total)

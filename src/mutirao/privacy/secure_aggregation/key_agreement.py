@@ -1,8 +1,8 @@
-"""The cryptography: what Flower ships, and a mask from a key.
+"""Cryptographic primitives: Flower's key agreement, encryption and secret sharing, and masks from keys.
 
-From Flower are the agreement on a key (elliptic curves, HKDF), the sealing of letters (Fernet) and the sharing of
-secrets (Shamir). Its masks are not used: they come from a generator with a seed of 32 bits, which can be found by
-trying all; ours are the key stream of AES-256 in counter mode.
+From Flower come key agreement (elliptic curves, HKDF), encryption (Fernet) and secret sharing (Shamir). Flower's
+masks are not used: their generator has a seed of 32 bits, which can be found by trying all. Ours are the key stream
+of AES-256 in counter mode.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def draw_secret() -> bytes:
-    """A secret that only the system's randomness knows; never 0, which would be no key."""
+    """A secret from the system's randomness; never 0, which would be no key."""
     return secrets.token_bytes(SECRET - 1) + bytes([secrets.randbelow(255) + 1])
 
 
@@ -41,12 +41,12 @@ def private_key(secret: bytes) -> ec.EllipticCurvePrivateKey:
 
 
 def shared_key(secret: bytes, public: bytes) -> bytes:
-    """The key that two who know each other's public key share; ValueError if it is no key."""
+    """The key shared by two parties that know each other's public key; ValueError for an invalid key."""
     return generate_shared_key(private_key(secret), ec.EllipticCurvePublicKey.from_encoded_point(CURVE, public))
 
 
 def is_public(key: bytes) -> bool:
-    """Whether it is a public key: a point on the curve."""
+    """Whether it is a valid public key: a point on the curve."""
     try:
         return bool(ec.EllipticCurvePublicKey.from_encoded_point(CURVE, key))
     except ValueError:
@@ -54,12 +54,12 @@ def is_public(key: bytes) -> bool:
 
 
 def seal(key: bytes, text: bytes) -> bytes:
-    """A letter that only who has the key can read or write."""
+    """Encrypt and authenticate a message with a key."""
     return encrypt(key, text)
 
 
 def unseal(key: bytes, letter: bytes) -> bytes:
-    """The text of a letter; ValueError if it was not written with this key."""
+    """Decrypt a message; ValueError if it was not encrypted with this key."""
     try:
         return decrypt(key, letter)
     except InvalidToken:
@@ -67,22 +67,22 @@ def unseal(key: bytes, letter: bytes) -> bytes:
 
 
 def split_secret(secret: bytes, needed: int, among: int) -> list[bytes]:
-    """Shares of a secret of which any `needed` give it back, and fewer say nothing of it."""
+    """Shares of a secret: any `needed` of them restore it, and fewer reveal nothing."""
     return create_shares(secret, needed, among)
 
 
 def recover_secret(shares: Sequence[bytes]) -> bytes:
-    """The secret; ValueError if the shares are not of one."""
+    """The secret; ValueError if the shares do not belong together."""
     return combine_shares(list(shares))
 
 
 def commit(session: str, secret: bytes) -> bytes:
-    """By which a secret is known when it is seen, without saying anything of it."""
+    """A commitment to a secret, which reveals nothing about it."""
     return hashlib.sha256(f"mutirao commit\x1f{session}\x1f".encode() + secret).digest()
 
 
 def mask_of(session: str, key: bytes, size: int) -> Bytes:
-    """`size` bytes that nobody without the key can tell from random ones; another session gives others."""
+    """`size` pseudorandom bytes that depend on key and session."""
     wide = hashlib.sha256(f"mutirao mask\x1f{session}\x1f".encode() + key).digest()
     stream = Cipher(algorithms.AES256(wide), modes.CTR(bytes(16))).encryptor()
     return np.frombuffer(stream.update(bytes(size)) + stream.finalize(), np.uint8)

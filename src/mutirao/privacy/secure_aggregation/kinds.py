@@ -1,4 +1,4 @@
-"""What there is to choose: no secure aggregation, or SecAgg+ with its settings; and what neither goes with."""
+"""The methods of secure aggregation, none or SecAgg+, and the settings that they cannot be combined with."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -15,18 +15,18 @@ SINGLE_CLIENT_NEEDS = ("metrics", "probe", "replies", "extras")  # needs that ar
 
 
 class Secure:
-    """What every kind offers to the flow and to those who make tasks; as it is, the server sees every update."""
+    """The interface of all methods; the base class lets the server see every update."""
 
     def at_client(self, handler: AnyHandler) -> AnyHandler:
-        """The handler as the client runs it."""
+        """The handler for the client side."""
         return handler
 
     def at_server(self, fleet: Fleet, provides: Iterable[str]) -> Fleet:
-        """The fleet as the server asks it; `provides` is what the clients tell besides arrays."""
+        """The fleet for the server side; `provides` is what clients send besides arrays."""
         return fleet
 
     def check(self, config: Any, select: AnySelector, aggregate: AnyAggregator, clients: int) -> None:
-        """Refuse, before the first round, what has to look at single clients."""
+        """Raise ConfigError before the first round for parts that need single clients' updates or metrics."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class NoSecureAggregation(Secure):
 
 @dataclass(frozen=True)
 class SecAggPlus(Settings, Secure):
-    """Masks that cancel in the sum: each client shares one with each of its `neighbours`, and has one of its own.
+    """Masks that cancel in the sum: each client shares one with each of its `neighbours`, and adds one of its own.
 
     Bell, Bonawitz, Gascón, Lepoint and Raykova, 2020, after Bonawitz et al., 2017. A sum is made of at least `least`
     clients; of each client's neighbourhood a share of `threshold` must stay to the end. Before they are masked, updates
@@ -60,7 +60,7 @@ class SecAggPlus(Settings, Secure):
     """
 
     def at_client(self, handler: AnyHandler) -> AnyHandler:
-        """The handler that answers the four stages and nothing that would tell of this client alone."""
+        """The handler that answers the four stages, and nothing that concerns this client alone."""
         require_flower()
         from mutirao.privacy.secure_aggregation.masking_handler import MaskingHandler  # late: it brings flwr
 
@@ -74,7 +74,7 @@ class SecAggPlus(Settings, Secure):
         return SecureFleet(fleet, self, sorted(names_of(provides, "metrics") | {"loss", "accuracy"}))
 
     def check(self, config: Any, select: AnySelector, aggregate: AnyAggregator, clients: int) -> None:
-        """Refuse what has to look at single clients, by name."""
+        """Raise ConfigError for parts that need single clients' updates or metrics, naming them."""
         require_flower()
         only = "secure=secagg+ shows the server nothing but sums"
         if not as_aggregator(aggregate).mean_only:
@@ -104,7 +104,7 @@ class SecAggPlus(Settings, Secure):
 
 
 def secure_of(config: Any) -> Secure:
-    """The kind that a configuration asks for; with central privacy each client counts once, within its clip."""
+    """The configured method; with central privacy, each client counts once, within the clip."""
     secure: Secure = build("secure", config.secure)
     if isinstance(secure, SecAggPlus) and config.privacy.name == "central":
         clip = float(build("privacy", config.privacy).clip)
@@ -113,20 +113,20 @@ def secure_of(config: Any) -> Secure:
 
 
 def to_table(secure: Secure) -> dict[str, Any]:
-    """A kind with its settings, as it travels between processes of one site."""
+    """A method with its settings, as passed between processes of one site."""
     if isinstance(secure, SecAggPlus):
         return {"name": "secagg+", **asdict(secure)}
     return {"name": "none"}
 
 
 def from_table(table: Mapping[str, Any]) -> Secure:
-    """What `to_table` was given."""
+    """The method that `to_table` was given."""
     if table["name"] == "secagg+":
         return SecAggPlus(**{k: v for k, v in table.items() if k != "name"})
     return NoSecureAggregation()
 
 
 def require_flower() -> None:
-    """Refuse to begin without Flower, whose primitives are used."""
+    """ConfigError without Flower, whose cryptographic primitives are used."""
     if find_spec("flwr") is None:
         raise ConfigError("secure=secagg+ needs Flower's cryptography: install mutirao[flower]")

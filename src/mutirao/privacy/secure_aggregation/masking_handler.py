@@ -1,8 +1,8 @@
-"""A client's side of secure aggregation: a handler around a handler, whose answers leave under masks.
+"""The client side of secure aggregation: a handler wrapper that masks its replies.
 
-Four stages make a session: keys, shares, the masked update, unmasking. What the client must remember between them lies
-in its site's state, and is gone after the last, or when another session begins. Nothing is answered twice in a
-session: masks that were used for two updates would show their difference.
+Four stages make a session: keys, shares, the masked update, unmasking. What the client must remember between them
+lies in its site's state until the session ends or another begins. No stage is answered twice in a session: masks used
+for two updates would reveal their difference.
 """
 
 import functools
@@ -50,7 +50,7 @@ Memory = dict[str, Any]
 
 
 class MaskingHandler:
-    """A handler that answers the stages of a sum, and refuses whatever would tell of this client alone."""
+    """A handler that answers the stages of a sum, and refuses requests that concern this client alone."""
 
     def __init__(self, handler: AnyHandler, secure: Settings) -> None:
         self.handler = as_handler(handler)
@@ -60,14 +60,14 @@ class MaskingHandler:
 
     @property
     def many(self) -> Many | None:
-        """For many clients at once, if the handler has such a way."""
+        """The inner handler's method for many clients, if it has one."""
         many = self.handler.many
         if many is None:
             return None
         return functools.partial(self._many, many)
 
     def __call__(self, request: Request, site: Site) -> Reply:
-        """The answer to a stage."""
+        """The reply to a stage."""
         if request.do == MASKED:
             memory, plain = self.prepare(request, site)
             return self.mask(request, plain, self.handler(plain, site), site, memory)
@@ -98,7 +98,7 @@ class MaskingHandler:
         return out
 
     def talk(self, request: Request, site: Site) -> Reply:
-        """The answer to a request that needs no training."""
+        """The reply to a request that needs no training."""
         if request.do == KEYS:
             return self.make_keys(request, site)
         if request.do == SHARES:
@@ -111,7 +111,7 @@ class MaskingHandler:
         raise Refused("secure", f"nothing is told here of one client alone, and {str(request.do)[:40]!r} asks for that")
 
     def make_keys(self, request: Request, site: Site) -> Reply:
-        """Begin a session: two key pairs, one for letters to neighbours and one for masks."""
+        """Begin a session: two key pairs, one for encrypted shares and one for masks."""
         session = setting_of(request, "session")
         settings = setting_of(request, "settings")
         if settings != FixedPoint(self.secure, 1).text():
@@ -122,7 +122,7 @@ class MaskingHandler:
         return Reply({}, {"letters": byte_array(public_of(letters)), "masks": byte_array(public_of(masks))}, {}, 1)
 
     def share_secrets(self, request: Request, site: Site) -> Reply:
-        """Share the two secrets that unmask this client among its neighbours, each share in a sealed letter."""
+        """Share the two secrets that unmask this client among its neighbours, each share encrypted."""
         memory = load_session(request, site, SHARES)
         names = name_list(request, "peers")
         letters, masks = (byte_rows(request, kind, len(names), PUBLIC) for kind in ("letters", "masks"))
@@ -153,7 +153,7 @@ class MaskingHandler:
         return Reply({}, {"sealed": rows, "sizes": sizes, "commit": byte_array(commit(memory["session"], own))}, {}, 1)
 
     def prepare(self, request: Request, site: Site) -> tuple[Memory, Request]:
-        """Read the letters of the neighbours that are still there; what is to be done, without the session's part."""
+        """Decrypt the remaining neighbours' shares; the inner request without the session's entries."""
         memory = load_session(request, site, MASKED)
         names = name_list(request, "from")
         do = setting_of(request, "do")
@@ -188,7 +188,7 @@ class MaskingHandler:
         return memory, Request(do, request.arrays, plain, extras)
 
     def mask(self, request: Request, plain: Request, reply: Reply, site: Site, memory: Memory) -> Reply:
-        """The reply as words under masks; the secrets behind the masks are forgotten, but for others' shares."""
+        """The masked reply; the secrets behind the masks are deleted, except for others' shares."""
         trained = plain.do == "train"
         sent = expand_rows(plain.arrays)
         if not isinstance(reply, Reply):
@@ -208,7 +208,7 @@ class MaskingHandler:
         return Reply({"update": update, "wide": wide}, {}, {}, weight if self.secure.sizes == "public" else 1)
 
     def unmask(self, request: Request, site: Site) -> Reply:
-        """Of each neighbour one share: of its own mask if its update is in the sum, of its keys if it got lost."""
+        """A share per neighbour: of its own mask if its update is in the sum, of its keys if it dropped out."""
         memory = load_session(request, site, UNMASK)
         alive = name_list(request, "alive")
         lost = name_list(request, "lost")
@@ -222,12 +222,12 @@ class MaskingHandler:
 
 
 def save_session(site: Site, memory: Memory) -> None:
-    """Keep what the next stage needs at the site."""
+    """Save the session for the next stage in the site's state."""
     site.state[STATE] = byte_array(json.dumps(memory).encode())
 
 
 def load_session(request: Request, site: Site, stage: str) -> Memory:
-    """What was kept for this stage of this session."""
+    """The session saved for this stage; Refused if another stage or session is expected."""
     kept = site.state.get(STATE)
     memory: Memory = {} if kept is None else json.loads(kept.tobytes())
     if memory.get("session") != setting_of(request, "session") or memory["next"] != stage:
@@ -236,12 +236,12 @@ def load_session(request: Request, site: Site, stage: str) -> Memory:
 
 
 def setting_of(request: Request, name: str) -> str:
-    """A word of a stage's settings."""
+    """An entry of a stage's configuration as text."""
     return str(request.config.get(PREFIX + name, ""))
 
 
 def name_list(request: Request, name: str) -> list[str]:
-    """A list of different names in a stage's settings."""
+    """A list of distinct names in a stage's configuration."""
     try:
         found = json.loads(setting_of(request, name))
     except (ValueError, RecursionError):
@@ -260,7 +260,7 @@ def byte_rows(request: Request, name: str, count: int, width: int) -> list[bytes
 
 
 def neighbour_key(secret: str, public: bytes) -> bytes:
-    """The key shared with a neighbour."""
+    """The key shared with a neighbour; Refused if its public key is invalid."""
     try:
         return shared_key(bytes.fromhex(secret), public)
     except ValueError as error:
@@ -268,5 +268,5 @@ def neighbour_key(secret: str, public: bytes) -> bytes:
 
 
 def byte_array(text: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Bytes as they travel."""
+    """Bytes as an array, as they are sent."""
     return np.frombuffer(text, np.uint8).copy()

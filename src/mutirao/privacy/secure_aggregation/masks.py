@@ -1,4 +1,4 @@
-"""A client's part of a sum under masks: one of its own, and one with each neighbour that cancels against theirs."""
+"""The masks of a client: one of its own, and one with each neighbour that cancels against the neighbour's."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,12 +14,12 @@ SumPart = tuple[Words, Words]  # of an update, and of what goes with it
 
 
 def own_mask(session: str, secret: bytes, like: SumPart) -> SumPart:
-    """The mask that a client lays over its part alone."""
+    """The mask that only this client adds."""
     return as_words(mask_of(session, secret, sum(words.nbytes for words in like)), like)
 
 
 def shared_mask(session: str, secret: bytes, public: bytes, me: ClientId, peer: ClientId, like: SumPart) -> SumPart:
-    """The mask between two clients as one of them adds it: what the other adds is the same with the other sign."""
+    """The mask between two clients as one of them adds it; the other adds its negative."""
     update, wide = own_mask(session, shared_key(secret, public), like)
     if me < peer:
         return (update, wide)
@@ -27,7 +27,7 @@ def shared_mask(session: str, secret: bytes, public: bytes, me: ClientId, peer: 
 
 
 def as_words(stream: npt.NDArray[np.uint8], like: SumPart) -> SumPart:
-    """A stream of bytes as words, the same numbers on every machine."""
+    """A stream of bytes as words, the same numbers on every platform."""
     update, wide = like
     words = stream[: update.nbytes]
     doubles = stream[update.nbytes :]

@@ -1,4 +1,4 @@
-"""The settings of secure aggregation: both sides have them, and each keeps to its own."""
+"""Settings of secure aggregation, which server and sites have independently and each enforces."""
 
 import math
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ KEYS, SHARES, MASKED, UNMASK = STAGES = ("secagg.keys", "secagg.shares", "secagg
 
 
 def without_session(config: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """What a request says but for the part of the session it is a stage of."""
+    """The configuration of a request without the entries of its secure session."""
     return {k: v for k, v in config.items() if not k.startswith(PREFIX)}
 
 
 def effective_request(request: Request) -> str:
-    """What a request amounts to at a site: a masked answer is one to what it is masked from."""
+    """The kind of request whose answer a stage reveals: for a masked answer, that of the inner request."""
     if request.do == MASKED:
         return str(request.config.get("secagg.do", ""))
     return request.do
@@ -29,7 +29,7 @@ def effective_request(request: Request) -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """How sums are made; `SecAggPlus` says what each setting is for."""
+    """Settings of a secure sum; `SecAggPlus` documents each."""
 
     threshold: float = 0.6
     neighbours: int = 24
@@ -53,5 +53,5 @@ class Settings:
         check_setting("sizes", self.sizes in ("masked", "public"), self.sizes, "masked or public")
 
     def needed(self, party: int) -> int:
-        """How many of a client and its neighbours, so many in all, must stay: more than half, so not two sets."""
+        """How many of a client and its neighbours must stay: a majority, so that no two disjoint sets can unmask."""
         return max(party // 2 + 1, math.ceil(self.threshold * party - 1e-9))

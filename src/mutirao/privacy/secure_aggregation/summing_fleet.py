@@ -1,14 +1,14 @@
-"""The server's side of secure aggregation: a fleet whose replies are all the same, the mean of those who answered.
+"""The server side of secure aggregation: a fleet in which every reply is the mean of all that answered.
 
-Whatever is asked to be trained or judged is asked in four stages (Bonawitz et al., 2017; Bell et al., 2020):
+Requests to train or evaluate take four stages (Bonawitz et al., 2017; Bell et al., 2020):
 
-    keys      each client makes two key pairs for this sum; the server passes the public keys on
-    shares    each shares with its neighbours, in sealed letters, what would unmask it
-    masked    each trains, and sends its update under masks
-    unmask    the shares of the masks of those who are in the sum, and of the keys of those who got lost on the way
+    keys      each client makes two key pairs for this sum; the server forwards the public keys
+    shares    each client shares with its neighbours, encrypted, what would unmask it
+    masked    each client trains, and sends its masked update
+    unmask    shares of the masks of clients in the sum, and of the keys of clients that dropped out
 
-Clients may get lost at any stage; as long as enough of everybody's neighbours stay, the sum is that of all whose masked
-update came.
+Clients may drop out at any stage. As long as enough neighbours of each stay, the sum contains all masked updates that
+arrived.
 """
 
 import itertools
@@ -29,7 +29,7 @@ from mutirao.privacy.secure_aggregation.settings import KEYS, MASKED, SHARES, ST
 
 
 def draw_neighbours(clients: Sequence[ClientId], count: int) -> dict[ClientId, list[ClientId]]:
-    """An even number of neighbours for each, at least `count`; everybody is everybody's if there are no more.
+    """An even number of neighbours for each client, at least `count`, or all others if there are no more.
 
     The order is the system's secret until it is told; no result depends on it.
     """
@@ -44,7 +44,7 @@ MOST_LETTER = 4096  # bytes of a sealed letter; ours have some 450
 
 
 class SecureFleet(Wrapper):
-    """A fleet that sums what its clients answer without seeing it; requests of one model and kind are one sum.
+    """A fleet that sums replies without seeing them; requests of one model and kind form one sum.
 
     `metrics` are the names of those that are summed with an update.
     """
@@ -55,7 +55,7 @@ class SecureFleet(Wrapper):
         self.metrics = tuple(metrics)
 
     def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
-        """The mean of each sum as the reply of everyone in it; who got lost on the way has a failure of its own."""
+        """The mean of each sum as the reply of everyone in it; clients that dropped out have failures of their own."""
         apart: dict[Any, dict[ClientId, Request]] = {}
         for client, request in sorted(requests.items()):
             extras = sorted((k, id(v)) for k, v in request.extras.items())
@@ -82,7 +82,7 @@ class SecureFleet(Wrapper):
 
 
 class MaskedSum:
-    """One sum, from keys to the mean: who is in it, what they have sent, and what became of the others."""
+    """One sum from keys to mean: its members, what they sent, and which dropped out."""
 
     def __init__(self, members: list[ClientId], request: Request, secure: Settings, metrics: tuple[str, ...]) -> None:
         self.members = members
@@ -107,16 +107,16 @@ class MaskedSum:
 
     @property
     def trained(self) -> bool:
-        """Whether it is updates that are summed, and not judgements."""
+        """Whether updates are summed, not metrics only."""
         return self.request.do == "train"
 
     def abort(self, why: str) -> None:
-        """There will be no sum."""
+        """End this sum without a result."""
         self.aborted = Failure("too_few", why)
         self.remaining = []
 
     def requests(self, stage: str) -> dict[ClientId, Request]:
-        """What those who are still here are asked in a stage."""
+        """The requests of a stage to the remaining clients."""
         make = {KEYS: self.ask_keys, SHARES: self.ask_shares, MASKED: self.ask_masked, UNMASK: self.ask_unmask}[stage]
         about = {k: v for k, v in self.request.config.items() if k in ("seed", "round")}
         session: dict[str, Scalar] = {**about, "secagg.session": self.session}
@@ -124,7 +124,7 @@ class MaskedSum:
         return {c: replace(r, do=stage, config={**r.config, **session}) for c, r in made.items()}
 
     def receive(self, stage: str, answers: Answers) -> None:
-        """Take in what they answered; whoever did not, or not as it should be, is lost."""
+        """Process the answers of a stage; clients with missing or invalid answers are lost."""
         take: Callable[[ClientId, Reply], str]
         take = {KEYS: self.take_keys, SHARES: self.take_shares, MASKED: self.take_part, UNMASK: self.take_unmask}[stage]
         asked = self.remaining
@@ -142,7 +142,7 @@ class MaskedSum:
             self.advance(stage)
 
     def advance(self, stage: str) -> None:
-        """What follows from a stage, once all have been heard."""
+        """Prepare the next stage once all answers of a stage are processed."""
         least = self.secure.least
         while stage == SHARES and (short := [c for c in self.remaining if self.left(c) < self.needed(c)]):
             self.lost |= {c: Failure("too_few", f"{self.left(c)} of it and its neighbours are left") for c in short}
@@ -165,15 +165,15 @@ class MaskedSum:
         return self.secure.needed(len(self.neighbours[client]) + 1)
 
     def left(self, client: ClientId) -> int:
-        """How many of them are still here."""
+        """How many of a client and its neighbours remain."""
         return len({client, *self.neighbours[client]} & set(self.remaining))
 
     def ask_keys(self) -> dict[ClientId, Request]:
-        """For keys."""
+        """Requests for keys."""
         return dict.fromkeys(self.remaining, Request("", {}, {"secagg.settings": self.scale.text()}))
 
     def take_keys(self, client: ClientId, reply: Reply) -> str:
-        """The public keys of a client."""
+        """Store a client's public keys; the fault, if any."""
         found = [reply.extras.get(kind) for kind in ("letters", "masks")]
         if any(f is None or f.dtype != np.uint8 or f.shape != (PUBLIC,) for f in found):
             return "sent no two keys"
@@ -186,7 +186,7 @@ class MaskedSum:
         return ""
 
     def ask_shares(self) -> dict[ClientId, Request]:
-        """For shares, with the neighbours' public keys."""
+        """Requests for shares, with the neighbours' public keys."""
         out = {}
         for client in self.remaining:
             neighbours = self.neighbours[client]
@@ -198,7 +198,7 @@ class MaskedSum:
         return out
 
     def take_shares(self, client: ClientId, reply: Reply) -> str:
-        """The sealed letters of a client to its neighbours."""
+        """Store a client's encrypted shares for its neighbours; the fault, if any."""
         rows, sizes, commitment = (reply.extras.get(kind) for kind in ("sealed", "sizes", "commit"))
         neighbours = self.neighbours[client]
         if rows is None or rows.dtype != np.uint8 or rows.ndim != 2 or len(rows) != len(neighbours):
@@ -213,7 +213,7 @@ class MaskedSum:
         return ""
 
     def ask_masked(self) -> dict[ClientId, Request]:
-        """For what it is all about, with the letters of the neighbours that are still here."""
+        """Requests for masked answers, with the shares from the remaining neighbours."""
         common: dict[str, Scalar] = {
             **self.request.config,
             "secagg.do": self.request.do,
@@ -234,7 +234,7 @@ class MaskedSum:
         return out
 
     def take_part(self, client: ClientId, reply: Reply) -> str:
-        """The masked update of a client."""
+        """Store a client's masked update; the fault, if any."""
         update = reply.arrays.get("update")
         wide = reply.arrays.get("wide")
         sizes = self.scale.sizes(self.request.arrays, self.trained)
@@ -249,14 +249,14 @@ class MaskedSum:
         return ""
 
     def ask_unmask(self) -> dict[ClientId, Request]:
-        """For the shares that take the masks off the sum."""
+        """Requests for the shares that remove the masks from the sum."""
         return {
             c: Request("", {}, {f"secagg.{k}": json.dumps(v) for k, v in self.neighbour_outcomes(c).items()})
             for c in self.remaining
         }
 
     def neighbour_outcomes(self, client: ClientId) -> dict[str, list[ClientId]]:
-        """Which of a client's neighbours are in the sum, and which got lost after they had shared their secrets."""
+        """Which of a client's neighbours are in the sum, and which were lost after sharing their secrets."""
         neighbours = [n for n in self.neighbours[client] if n in self.shared]
         return {
             "alive": [n for n in neighbours if n in self.parts],
@@ -264,7 +264,7 @@ class MaskedSum:
         }
 
     def take_unmask(self, client: ClientId, reply: Reply) -> str:
-        """The shares that a client holds: its own, then those of its neighbours."""
+        """Store the shares that a client holds, its own first; the fault, if any."""
         neighbour_outcomes = self.neighbour_outcomes(client)
         found = reply.extras.get("shares")
         owners = [client, *neighbour_outcomes["alive"], *neighbour_outcomes["lost"]]
@@ -275,7 +275,7 @@ class MaskedSum:
         return ""
 
     def finish(self) -> None:
-        """Take the masks off the sum of all parts, and read the mean in it."""
+        """Remove the masks from the sum of all parts, and decode the mean."""
         mask_owners = self.mask_owners
         short = [c for c in self.shared if c in mask_owners and len(self.shares.get(c, ())) < self.needed(c)]
         if short:
@@ -295,11 +295,11 @@ class MaskedSum:
 
     @property
     def mask_owners(self) -> set[ClientId]:
-        """Whose masks are in the sum: all who are in it, and the lost neighbours of any of them."""
+        """The clients with masks in the sum: its members, and the lost neighbours of any of them."""
         return {*self.parts, *(n for c in self.parts for n in self.neighbour_outcomes(c)["lost"])}
 
     def masks(self, like: SumPart) -> Iterator[SumPart]:
-        """What takes the masks off: of those in the sum their own, of the lost the ones they shared with these."""
+        """What removes the masks: members' own masks, and the masks that lost clients share with members."""
         for client in sorted(self.mask_owners):
             secret = recover_secret(self.shares[client][: self.needed(client)])
             if client in self.parts:
@@ -315,7 +315,7 @@ class MaskedSum:
                     yield shared_mask(self.session, secret, self.keys[peer][1], client, peer, like)
 
     def answers(self) -> Answers:
-        """The mean as everyone's reply, and why the others have none."""
+        """The mean as everyone's reply, and the failures of the others."""
         if self.mean is None:
             aborted = self.aborted or Failure("too_few", "nobody is left")
             return Answers({}, {c: self.lost.get(c, aborted) for c in self.members})
@@ -325,7 +325,7 @@ class MaskedSum:
 
 
 def unmasked_failure(failure: Failure) -> Failure:
-    """The failure as it would be without masks: what a site found wrong with its own reply is of that kind."""
+    """The failure as it would be without masks: faults that a site found in its own reply keep their kind."""
     rule, colon, reason = failure.reason.partition(": ")
     kind = rule.removeprefix("secure.")
     neighbour_outcomes = (

@@ -1,4 +1,4 @@
-"""How the clients of a round are simulated: by a kernel, stacked, in threads, or in turn, with the same results.
+"""The engine that simulates the clients of a round: a C kernel, stacks, threads, processes, or one by one.
 
-`docs/engine.md` explains the ways, how one is chosen and what is guaranteed; `ways` is where it begins.
+`docs/engine.md` explains the choices, how `auto` chooses, and what is guaranteed; `dispatch` is the entry point.
 """

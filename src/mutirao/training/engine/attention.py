@@ -1,7 +1,9 @@
-"""Self-attention without the copies that torch makes of queries, keys and values, and of their gradients.
+"""Accelerated self-attention and Transformer encoder layers, by kernels in C (`attention.c`, `encoder_pass.h`).
 
-One product gives queries, keys and values side by side; where the sequence is short, a kernel in C (`attention.c`) does
-what lies between there and the product behind it, straight from these rows. The numbers are torch's but for rounding.
+One product gives queries, keys and values side by side. For short sequences a kernel computes attention directly from
+these rows, without the copies that torch makes of them and of their gradients. A whole encoder layer takes one kernel
+call each way: a few samples pass through at a time, so that each part finds its input in the cache. The results are
+torch's except for rounding.
 """
 
 from functools import partial
@@ -26,7 +28,7 @@ MAX_HEAD_SIZE = 128  # numbers of a head
 
 
 def accelerate_attention(module: nn.Module) -> nn.Module:
-    """The module with its self-attention done here where that fits; names and weights stay."""
+    """The module with self-attention computed by the kernel where possible; names and weights stay the same."""
     for attention in module.modules():
         if type(attention) is nn.MultiheadAttention and supports_attention(attention):
             attention.forward = partial(attend, attention)  # type: ignore[method-assign]
@@ -34,7 +36,7 @@ def accelerate_attention(module: nn.Module) -> nn.Module:
 
 
 def supports_attention(attention: nn.MultiheadAttention) -> bool:
-    """Whether the layer may be done here: one matrix for queries, keys and values, and no rows but those given."""
+    """Whether the layer can be accelerated: one projection matrix, batches first, no extra rows."""
     return (
         attention._qkv_same_embed_dim
         and attention.batch_first
@@ -55,7 +57,7 @@ def attend(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """What the layer makes of a sequence that attends to itself; torch does all else."""
+    """The layer's output for a sequence that attends to itself; torch computes every other case."""
     weight = attention.in_proj_weight
     if (
         query is key is value
@@ -88,7 +90,7 @@ def attend(
 
 
 def is_plain_execution() -> bool:
-    """Whether tensors are what they seem: nothing is stacked, recorded or cast on the way."""
+    """Whether operations run as they are: nothing is stacked, traced or cast."""
     return (
         torch._C._functorch.peek_interpreter_stack() is None
         and not isinstance(_get_current_dispatch_mode(), Tracer)
@@ -97,7 +99,7 @@ def is_plain_execution() -> bool:
 
 
 def scaled_attention(packed: Tensor, heads: int) -> Tensor:
-    """softmax(q k' / sqrt(size)) v, head by head, of rows that hold q, k and v."""
+    """softmax(q k' / sqrt(size)) v for each head, from rows that hold q, k and v."""
     count, length, width = packed.shape
     size = width // 3 // heads
     if kernel is not None and length <= MAX_TOKENS and size <= MAX_HEAD_SIZE:
@@ -108,16 +110,16 @@ def scaled_attention(packed: Tensor, heads: int) -> Tensor:
 
 
 def attention_scale(packed: Tensor, heads: int) -> float:
-    """What scores are multiplied by: 1 / sqrt(size of a head)."""
+    """The factor of attention scores: 1 / sqrt(size of a head)."""
     return float((packed.shape[2] // 3 // heads) ** -0.5)
 
 
 class AttentionKernel(torch.autograd.Function):
-    """The kernel, as torch's gradients see it."""
+    """The attention kernel as an autograd function."""
 
     @staticmethod
     def forward(ctx: Any, packed: Tensor, heads: int) -> Tensor:
-        """What `scaled_attention` says, keeping the largest score of each row and what its shares were divided by."""
+        """As `scaled_attention`; saves each row's largest score and the divisor of its weights."""
         count, length, width = packed.shape
         mixed = torch.empty(count, length, width // 3)
         scales = torch.empty(count, heads, 2, length)
@@ -146,7 +148,7 @@ MAX_WEIGHTS = 150_000  # weights of a product: beyond, they leave the cache, and
 
 
 def accelerate_encoders(module: nn.Module) -> nn.Module:
-    """The module with its attention, and its encoder layers as a whole, done here where that fits."""
+    """The module with attention and whole encoder layers computed by the kernel where possible."""
     for layer in accelerate_attention(module).modules() if kernel is not None else ():
         if type(layer) is nn.TransformerEncoderLayer and supports_encoder(layer):
             layer.forward = partial(encode, layer)  # type: ignore[method-assign]
@@ -154,7 +156,7 @@ def accelerate_encoders(module: nn.Module) -> nn.Module:
 
 
 def supports_encoder(layer: nn.TransformerEncoderLayer) -> bool:
-    """Whether the kernel can do this layer: norms behind the sums, ReLU, plain parts with all their weights."""
+    """Whether the kernel can compute this layer: norms after the sums, ReLU, plain parts with all their weights."""
     inner = layer.self_attn
     dense = (layer.linear1, layer.linear2)
     norms = (layer.norm1, layer.norm2)
@@ -186,7 +188,7 @@ def encode(
     src_key_padding_mask: Tensor | None = None,
     is_causal: bool = False,
 ) -> Tensor:
-    """What the layer makes of sequences without masks; torch does all else."""
+    """The layer's output for sequences without masks; torch computes every other case."""
     weights = encoder_weights(layer)
     if (
         src_mask is src_key_padding_mask is None
@@ -209,11 +211,11 @@ def encode(
 
 
 class EncoderKernel(torch.autograd.Function):
-    """The kernel, as torch's gradients see it."""
+    """The encoder kernel as an autograd function."""
 
     @staticmethod
     def forward(ctx: Any, heads: int, least: tuple[float, float], x: Tensor, *weights: Tensor) -> Tensor:
-        """The layer's norm2(z + linear2(relu(linear1(z)))), where z is norm1(x + attention(x))."""
+        """norm2(z + linear2(relu(linear1(z)))), where z is norm1(x + attention(x))."""
         count, length, width = x.shape
         ctx.settings = ((width // heads) ** -0.5, *least)
         y, mixed, *hats = (torch.empty_like(x) for _ in range(4))
@@ -234,5 +236,5 @@ class EncoderKernel(torch.autograd.Function):
 
 
 def numpy_views(*tensors: Tensor) -> tuple[Any, ...]:
-    """The tensors as the kernel takes them."""
+    """The tensors as NumPy views, which the kernel takes."""
     return tuple(tensor.detach().numpy() for tensor in tensors)

@@ -1,4 +1,4 @@
-"""A model judged on many clients at once: one pass over all their samples, then means client by client."""
+"""Evaluate one model on many clients in one pass over all their samples, then average per client."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ BATCH_NUMBERS = 1 << 18  # of input in one batch: what stays in a core's cache
 
 
 def evaluate_model(trainer: PlainTrainer, arrays: Arrays, data: Any) -> dict[str, float]:
-    """Mean loss, accuracy where the labels are classes, and the trainer's own figures of all outputs.
+    """Mean loss, accuracy where labels are classes, and the trainer's own metrics of all outputs.
 
     `data` are Samples, or what they can be made of.
     """
@@ -59,7 +59,7 @@ def evaluate_model(trainer: PlainTrainer, arrays: Arrays, data: Any) -> dict[str
 
 
 def custom_metrics(trainer: PlainTrainer, seen: Sequence[tuple[Array, Array]]) -> dict[str, float]:
-    """What the trainer's `figures` say of outputs and labels, batches put together."""
+    """The trainer's own metrics (`figures`) of all outputs and labels."""
     if trainer.figures is None:
         return {}
     outputs, labels = (np.concatenate(parts) for parts in zip(*seen, strict=True))
@@ -67,7 +67,7 @@ def custom_metrics(trainer: PlainTrainer, seen: Sequence[tuple[Array, Array]]) -
 
 
 def evaluate_clients(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outcomes:
-    """Answers to `evaluate` and `probe`; clients for whom there is no common pass are left out."""
+    """Replies to `evaluate` and `probe`; clients that need a pass of their own are left out."""
     outcomes: Outcomes = {}
     groups: dict[tuple[str, int, Any, frozenset[str]], list[tuple[ClientId, Samples, int]]] = {}
     for client in sorted(requests):
@@ -103,7 +103,7 @@ def evaluate_clients(trainer: PlainTrainer, requests: Requests, sites: Sites) ->
 def metrics_by_client(
     trainer: PlainTrainer, arrays: Arrays, clients: Sequence[Samples]
 ) -> list[tuple[dict[str, float], dict[str, float]]]:
-    """Mean loss, root mean squared loss, accuracy and entropy of one model on the samples of each client.
+    """Mean loss, root mean squared loss, accuracy and entropy of one model on each client's samples.
 
     Beside them the trainer's own figures, if it has any.
     """
@@ -134,7 +134,7 @@ def metrics_by_client(
 def map_batches(
     trainer: PlainTrainer, arrays: Arrays, samples: Samples, look: Callable[[Tensor, Tensor], Seen]
 ) -> list[Seen]:
-    """What `look(outputs, y)` sees of each batch; heavy models do their batches in threads."""
+    """The results of `look(outputs, y)` for each batch; heavy models process their batches in threads."""
     size = max(1, BATCH_NUMBERS // max(1, samples.width))
     starts = range(0, len(samples), size)
     there = trainer.to_device(samples)

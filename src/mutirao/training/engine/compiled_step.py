@@ -1,4 +1,4 @@
-"""A trainer's local step, recorded: looked at once, proven against the plain gradient, then only replayed."""
+"""A compiled local step: traced once, verified against the plain gradient, then only replayed."""
 
 import collections
 import contextlib
@@ -43,7 +43,7 @@ TOLERANCE = 1e-3  # of the largest number: far above rounding, far below a diffe
 
 
 class CompiledStep:
-    """Gives programs that move k clients by one step; made for one trainer and one kind of samples."""
+    """Programs that move k clients by one step, made for one trainer and one kind of samples."""
 
     def __init__(self, trainer: PlainTrainer, job: Job) -> None:
         self.trainer = trainer
@@ -67,7 +67,7 @@ class CompiledStep:
         self._steps: collections.Counter[tuple[StepForm, int, int]] = collections.Counter()
 
     def _look(self, x: Tensor, y: Tensor) -> None:
-        """Find out from one plain step what the loss depends on, and whether the model is random but for dropout."""
+        """Run one plain step to see which weights the loss uses, and whether randomness other than dropout occurs."""
         module = self.trainer.state_names.prepare(self.trainer.fill(self.sent))
         named = {n: p for n, p in module.named_parameters() if p.requires_grad}
         with isolated(self.device):
@@ -86,7 +86,7 @@ class CompiledStep:
         self.like = {n: t.detach() for n, t in module.state_dict().items()}
 
     def form(self, batch: int, aligned: bool) -> StepForm:
-        """The fastest way to write a step of so many samples that gives the plain gradient.
+        """The fastest form of a step with this batch size that gives the plain gradient.
 
         By rows, short batches can be filled up. If loss or layers mix the samples of a batch, as batch normalisation
         does, only batches of the same length can be stacked (`aligned`). A model that is random in other ways than by
@@ -104,7 +104,7 @@ class CompiledStep:
         raise Unsupported(self.obstacle(*ways[0]))
 
     def obstacle(self, stacked: bool, by_rows: bool) -> str:
-        """Why a step cannot be written this way; nothing if it can."""
+        """Why a step cannot take this form; empty if it can."""
         if (stacked, by_rows) not in self._obstacles:
             form = StepForm(stacked, by_rows, len(self.example[1]))
             try:
@@ -117,7 +117,7 @@ class CompiledStep:
         return self._obstacles[stacked, by_rows]
 
     def _compare(self, form: StepForm) -> str:
-        """The gradients of clients, the second with a shorter batch, against those of the module itself."""
+        """Compare the gradients of stacked clients, the second with a shorter batch, with the module's own."""
         (x, y) = self.example
         trained = len(self.layout.trained)
         lengths = [len(y), max(1, len(y) - form.by_rows)] if form.stacked else [len(y)]
@@ -139,7 +139,7 @@ class CompiledStep:
         return ""
 
     def _labels(self, x: Tensor, y: Tensor) -> list[Tensor]:
-        """The labels of the example and, as one client may have few classes, labels of all, if the loss takes them."""
+        """The example's labels and, as one client may have few classes, all classes if the loss accepts them."""
         if y.is_floating_point() or y.dim() != 1:
             return [y]
         every = torch.arange(len(y), device=y.device).remainder(self.classes).to(y.dtype)
@@ -162,7 +162,7 @@ class CompiledStep:
         )
 
     def _record(self, form: StepForm) -> fx.GraphModule:
-        """The tape of a step, tried on other samples than those it was recorded with."""
+        """The trace of a step, tested on other samples than those it was recorded with."""
         step = self._step(form)
         clients = 4 if form.stacked else 1
         with isolated(self.device):
@@ -185,7 +185,7 @@ class CompiledStep:
         return trace
 
     def inputs(self, clients: int, form: StepForm, turned: bool = False) -> list[Tensor]:
-        """Inputs of a step as an example, new ones at each call, as the step writes to them."""
+        """Example inputs of a step, new ones at each call, as the step writes to them."""
         x, y = self.example
         rows = torch.arange(form.batch, device=self.device).remainder(len(y)).expand(clients, -1)
         rows = rows.flip(1) if turned else rows.contiguous()
@@ -196,7 +196,7 @@ class CompiledStep:
         return [*self.state([self.arrays] * clients), x, y, *moving]
 
     def state(self, models: Sequence[Arrays], pulls: Sequence[Pull] = ()) -> list[Tensor]:
-        """The stack of these models, ready to be trained: tensors trained and not, moments, and what pulls them."""
+        """The stacked state of these models: trained and other tensors, moments, anchors and corrections."""
         last = {held: name for name, held in self.layout.held.items()}  # of tied names the last one counts
         ours = {n: tuple(t.shape) for n, t in self.like.items()}
         for arrays in models[:1] if all(m is models[0] for m in models) else models:
@@ -218,24 +218,24 @@ class CompiledStep:
         return tensors + moments + anchors + self._stacked(each, trained)
 
     def _stacked(self, each: Sequence[Sequence[Array]], like: Sequence[Tensor]) -> list[Tensor]:
-        """What each client has beside its weights, weight by weight, as stacks like theirs."""
+        """Per-client arrays, weight by weight, as stacks with the dtype and device of `like`."""
         return [
             stack_arrays(own, t.dtype).to(self.device) for own, t in zip(zip(*each, strict=True), like, strict=True)
         ]
 
     def weights(self, lengths: Sequence[int] | npt.NDArray[np.int64], form: StepForm) -> Tensor:
-        """How much each sample, or with whole batches each client, counts in the loss."""
+        """The weight of each sample in the loss or, with whole batches, of each client."""
         if not form.by_rows:
             return torch.ones(len(lengths), dtype=self.dtype, device=self.device)
         many = torch.as_tensor(lengths, device=self.device)[:, None]
         return (torch.arange(form.batch, device=self.device) < many).to(self.dtype) / many
 
     def scalars(self, steps: int, lr: float) -> Tensor:
-        """The numbers of the optimiser that change from round to round, or from step to step."""
+        """The optimizer's numbers that change from round to round, or from step to step."""
         return torch.tensor(scalars_of(self.trainer, steps, lr), dtype=self.dtype, device=self.device)
 
     def prepare(self, form: StepForm, clients: int, steps: int) -> bool:
-        """Record what so many steps of so many clients need, and freeze what is used often; whether it now is."""
+        """Trace what these steps need, and freeze what is used often; whether the step is frozen now."""
         if form not in self._traces:
             self._traces[form] = self._record(form)
         for some, count in ((BLOCK, steps - steps % BLOCK), (1, steps % BLOCK)):
@@ -257,7 +257,7 @@ class CompiledStep:
         lengths: npt.NDArray[np.int64],
         generators: Sequence[torch.Generator],
     ) -> list[Sequence[Tensor]]:
-        """Make the steps along the first dimension of `moving`; what each returns, in blocks of steps.
+        """Run the steps along the first dimension of `moving`; the outputs in blocks of steps.
 
         `lengths` are the samples of each step and client, and what is random comes from the clients' `draws`.
         """
@@ -278,11 +278,11 @@ class CompiledStep:
 
     @property
     def _moving(self) -> int:
-        """How many inputs change from step to step."""
+        """The number of inputs that change from step to step."""
         return len(MOVING) + len(self.masks)
 
     def _program(self, form: StepForm, clients: int, generators: Sequence[torch.Generator] = ()) -> Program:
-        """The tape, repeated along the first dimension of the inputs that change from step to step."""
+        """The trace, repeated along the first dimension of the inputs that change from step to step."""
         replay = self._replay(self._traces[form], form, clients, *generators[:1])
         return functools.partial(repeat_step, replay, self._moving)
 
@@ -295,14 +295,14 @@ class CompiledStep:
 
 
 def repeat_step(program: Program, moving: int, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """A program of one step, repeated along the first dimension of the last `moving` inputs."""
+    """A program of one step, repeated along the first dimension of its last `moving` inputs."""
     steps = zip(*(t.unbind() for t in inputs[-moving:]), strict=True)
     made = [program(*inputs[:-moving], *now) for now in steps]
     return tuple(torch.stack(column) for column in zip(*made, strict=True))
 
 
 def stack_arrays(values: Sequence[Array], dtype: torch.dtype) -> Tensor:
-    """Arrays along a new first dimension, as a tensor of their own."""
+    """Arrays stacked along a new first dimension, as a tensor with its own memory."""
     if any(v is not values[0] for v in values):
         return torch.from_numpy(np.stack(values)).to(dtype)
     one = torch.from_numpy(np.require(values[0], requirements="W")).to(dtype)
@@ -310,7 +310,7 @@ def stack_arrays(values: Sequence[Array], dtype: torch.dtype) -> Tensor:
 
 
 def is_close(ours: Sequence[Tensor], theirs: Sequence[Tensor], share: float) -> bool:
-    """Whether two results agree, but for a share of the largest number among them."""
+    """Whether two results agree up to a share of the largest value among them."""
     most = max((float(t.abs().max()) for t in theirs if t.numel()), default=0.0)
     pairs = zip(ours, theirs, strict=True)
     return all(torch.allclose(a.cpu().double(), b.cpu().double(), 0.0, share * most) for a, b in pairs)
@@ -318,7 +318,7 @@ def is_close(ours: Sequence[Tensor], theirs: Sequence[Tensor], share: float) -> 
 
 @contextlib.contextmanager
 def isolated(device: torch.device) -> Iterator[None]:
-    """One thread, randomness that nobody else notices, and attention in a form that can be stacked."""
+    """A context with one thread, private randomness, and attention in a form that can be stacked."""
     with one_thread(), seeded(0, device), warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
         warnings.simplefilter("ignore")  # what cannot be stacked well is not
         yield

@@ -1,4 +1,4 @@
-"""Which way the clients of a round go, and what each then answers; what one way cannot do, the next one does."""
+"""Dispatch the clients of a round to an engine; clients that one engine cannot handle go to the next."""
 
 import contextlib
 import logging
@@ -35,7 +35,7 @@ HEAVY_CALL = 1_000_000
 
 
 def is_busy(trainer: PlainTrainer, job: Job) -> bool:
-    """Whether a step of such a client is arithmetic rather than calls; the model, samples and batch size decide."""
+    """Whether a step of such a client is dominated by arithmetic, not by the overhead of calls."""
     known = trainer._cache.setdefault("busy", {})
     key = job.samples.kind, job.hyperparameters.batch_size
     if key not in known:
@@ -45,7 +45,7 @@ def is_busy(trainer: PlainTrainer, job: Job) -> bool:
 
 
 def count_calls(trainer: PlainTrainer, job: Job) -> tuple[int, int]:
-    """The floating-point operations of a forward pass, and in how many calls; none where it cannot be made."""
+    """The floating-point operations of a forward pass and the number of calls; 0 if it fails."""
     module = PlainTrainer.make(trainer)
     counter = OperationCounter()
     rows = torch.zeros(job.hyperparameters.batch_size, dtype=torch.int64)
@@ -58,7 +58,7 @@ def count_calls(trainer: PlainTrainer, job: Job) -> tuple[int, int]:
 
 
 class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what is called, and the multiplications and additions of products and convolutions."""
+    """Counts calls, and the multiplications and additions of products and convolutions."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -70,7 +70,7 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Do the operation, and count it."""
+        """Run the operation and count it."""
         out = func(*args, **kwargs or {})
         if func.is_view:
             return out
@@ -94,7 +94,7 @@ FEW_STEPS = 512
 
 
 def answer_request(trainer: PlainTrainer, request: Request, site: Site) -> Reply:
-    """What one client answers to a request to `train`, to `evaluate` or to `probe`."""
+    """One client's reply to a request to `train`, `evaluate` or `probe`."""
     trainer.check_request(request.config, site.data)
     if request.do == "train":
         return train_alone(trainer, request, site)
@@ -110,7 +110,7 @@ def answer_request(trainer: PlainTrainer, request: Request, site: Site) -> Reply
 
 
 def answer_requests(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outcomes:
-    """What each client answers, sorted by client; a failure is one client's alone."""
+    """All clients' replies, sorted by client; a failure concerns one client only."""
     refused = check_requests(trainer, requests, sites)
     training = {c: r for c, r in requests.items() if r.do == "train" and c not in refused}
     evaluations = {c: r for c, r in requests.items() if r.do in ("evaluate", "probe") and c not in refused}
@@ -122,7 +122,7 @@ def answer_requests(trainer: PlainTrainer, requests: Requests, sites: Sites) -> 
 
 
 def check_requests(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outcomes:
-    """The refusals of those who are told what is unknown here, or cannot be."""
+    """The failures of clients whose request names unknown hyperparameters or other agreed content."""
     outcomes: Outcomes = {}
     for client, request in requests.items():
         try:
@@ -133,7 +133,7 @@ def check_requests(trainer: PlainTrainer, requests: Requests, sites: Sites) -> O
 
 
 def train_alone(trainer: PlainTrainer, request: Request, site: Site) -> Reply:
-    """One client's training, with the bits it has among others wherever a client's bits are its own."""
+    """Train one client, with the same bits as among others wherever a client's bits are its own."""
     request = add_correction(trainer, request, site)
     jobs, _ = plan_jobs(trainer, {site.id: request}, {site.id: site})
     if jobs and choose_engine(trainer, jobs) == "fused" and (replies := train_in_kernel(trainer, jobs)):
@@ -143,7 +143,7 @@ def train_alone(trainer: PlainTrainer, request: Request, site: Site) -> Reply:
 
 
 def train_many(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outcomes:
-    """Train all clients of a round, with what their method corrects before and keeps after."""
+    """Train all clients of a round, applying each method's correction before and updating its state after."""
     prepared: dict[ClientId, Request] = {}
     outcomes: Outcomes = {}
     for client, request in requests.items():
@@ -162,7 +162,7 @@ def train_many(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outco
 
 
 def train_each(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outcomes:
-    """Train all clients of a round, each way for those it fits, and one by one those that are left."""
+    """Train all clients of a round, each group by the engine that fits it, and the rest one by one."""
     jobs, failures = plan_jobs(trainer, requests, sites)
     outcomes: Outcomes = dict(failures)
     for group in group_by_kind(jobs):
@@ -177,7 +177,7 @@ def train_each(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outco
 
 
 def choose_engine(trainer: PlainTrainer, jobs: Sequence[Job]) -> str:
-    """The way clients of one kind go: what the trainer's `engine` says, or what suits its model and their samples.
+    """The engine for clients of one kind: the `engine` setting, or what suits the model and the samples.
 
     `auto` means one by one, on the fastest of the ways that differ in nothing but time.
     """
@@ -203,7 +203,7 @@ def choose_engine(trainer: PlainTrainer, jobs: Sequence[Job]) -> str:
 
 
 def train_in_kernel(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Reply]:
-    """The replies of those clients that the kernel for dense networks can train: all, as a rule, or none."""
+    """The replies of clients that the kernel for dense networks can train: usually all, or none."""
     try:
         return add_probes(trainer, jobs, train_fused(trainer, jobs))
     except Unsupported as reason:
@@ -216,7 +216,7 @@ def train_in_kernel(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId
 
 
 def train_in_stacks(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Reply]:
-    """The replies of those clients that can be stacked: all, as a rule, or none if the model cannot."""
+    """The replies of clients that can be stacked: usually all, or none if the model cannot."""
     if not jobs:
         return {}
     compiled_steps = trainer._cache
@@ -248,7 +248,7 @@ def train_in_stacks(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId
 
 
 def compile_step(trainer: PlainTrainer, jobs: Sequence[Job]) -> CompiledStep:
-    """A machine for jobs of this kind, proven with the samples of a client that has many, and sound ones."""
+    """A compiled step for jobs of this kind, verified with the samples of a client that has many."""
     for job in sorted(jobs, key=lambda job: -len(job.samples))[:3]:
         try:
             return CompiledStep(trainer, job)
@@ -258,7 +258,7 @@ def compile_step(trainer: PlainTrainer, jobs: Sequence[Job]) -> CompiledStep:
 
 
 def add_probes(trainer: PlainTrainer, jobs: Sequence[Job], replies: dict[ClientId, Reply]) -> dict[ClientId, Reply]:
-    """The replies with what the model each client received was like for it, if they were asked for that."""
+    """The replies with the probes of the received model that were requested."""
     if names := jobs[0].extras & PROBED:
         asked = {job.client: replace(job.request, do="probe") for job in jobs if job.client in replies}
         for client, probe in answer_requests(trainer, asked, {job.client: job.site for job in jobs}).items():

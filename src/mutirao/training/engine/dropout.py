@@ -1,7 +1,8 @@
-"""The masks of dropout as inputs of a step: each client draws its own, as on the plain path, and all advance together.
+"""Dropout masks that do not depend on the engine: each client draws the same masks as in plain training.
 
 `nn.Dropout` draws a mask at each call, 1 with probability 1 - p or else 0, and multiplies by mask / (1 - p). If it is
-known which layers are called, in what order and with what shapes, the same masks can be drawn before the step.
+known which layers are called, in what order and with what shapes, the same masks can be drawn before the step: as
+inputs of a compiled step of many clients, or for the kernel of one client (`kernel_masks`).
 """
 
 import functools
@@ -20,7 +21,7 @@ NAME = "mask"  # of the buffer through which a layer is given its mask
 
 
 class Mask(NamedTuple):
-    """What one layer draws in a step, by the layer's name: with probability `p` a 0, in the shape of each sample."""
+    """The mask that one layer draws in a step: a 0 with probability `p`, in the shape of each sample."""
 
     layer: str
     p: float
@@ -29,12 +30,12 @@ class Mask(NamedTuple):
 
 
 class GivenDropout(nn.Dropout):
-    """Dropout by a mask that it is given, already divided by 1 - p."""
+    """Dropout by a given mask that is already divided by 1 - p."""
 
     mask: Tensor
 
     def forward(self, input: Tensor) -> Tensor:
-        """The input times the mask, which must be its mask and no other's."""
+        """The input times the mask; Unsupported if the shapes differ."""
         if input.shape != self.mask.shape:
             raise Unsupported("the shapes of its dropout change")
         if self.inplace:
@@ -43,7 +44,7 @@ class GivenDropout(nn.Dropout):
 
 
 def find_masks(module: nn.Module, x: Tensor) -> list[Mask]:
-    """The masks that a module draws in a step, in their order; none if it is random in other ways, too.
+    """The masks that a module draws in a step, in order; none if it is random in other ways, too.
 
     That nothing else is drawn shows in torch's random numbers: they stand where drawing the masks alone leads.
     """
@@ -67,7 +68,7 @@ def find_masks(module: nn.Module, x: Tensor) -> list[Mask]:
 
 
 def watch_dropout(module: nn.Module, x: Tensor) -> list[Mask]:
-    """Run a module, and note what its dropout layers draw."""
+    """Run a module and record the masks that its dropout layers draw."""
     seen: list[Mask] = []
 
     def watch(name: str, layer: nn.Dropout) -> torch.utils.hooks.RemovableHandle:
@@ -90,7 +91,7 @@ def watch_dropout(module: nn.Module, x: Tensor) -> list[Mask]:
 
 
 def give_masks(module: nn.Module, masks: Sequence[Mask]) -> None:
-    """Let the layers that draw these masks be given them instead."""
+    """Replace the dropout layers that draw these masks by layers that are given them."""
     for mask in masks:
         layer = module.get_submodule(mask.layer)
         # And not another object: who knows under which names the module holds it
@@ -101,7 +102,7 @@ def give_masks(module: nn.Module, masks: Sequence[Mask]) -> None:
 def draw_masks(
     masks: Sequence[Mask], generators: Sequence[torch.Generator], lengths: npt.NDArray[np.int64], batch: int
 ) -> list[Tensor]:
-    """The masks of some steps, [step, client, sample, ...]; each client draws for the `lengths` that its batches have.
+    """The masks of some steps, [step, client, sample, ...], drawn by each client for its batch `lengths`.
 
     Samples that only fill up a batch count nothing, and no mask is drawn for them.
     """
@@ -125,7 +126,7 @@ TRIED_COUNTS = (1, 15, 16, 259, 5000, 640, 17)  # numbers drawn one after the ot
 
 
 def kernel_masks(layers: Sequence[tuple[int, float]], longest: int, seed: int) -> tuple[Any, Any]:
-    """What the kernel needs to leave out inputs of layers, given their widths and the shares that are left out.
+    """What the kernel needs for dropout, given the layers' widths and dropout rates.
 
     That is a seed where it can draw as torch does, which is ten times as fast, or else what draws with torch.
     """
@@ -147,7 +148,7 @@ def kernel_masks(layers: Sequence[tuple[int, float]], longest: int, seed: int) -
 
 @functools.cache
 def draws_like_torch() -> bool:
-    """Whether torch draws with its Mersenne Twister, as the kernel does; on some processors it has MKL draw."""
+    """Whether the kernel's Mersenne Twister gives torch's numbers; on some processors torch draws with MKL."""
     if draw is None:
         return False
     for seed, kept in ((0, 0.8), (1 << 62, 0.5), (7, 0.001)):

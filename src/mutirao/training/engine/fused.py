@@ -1,8 +1,8 @@
-"""Small dense networks, trained by a kernel in C (`dense.c`): one call a client, several clients in threads.
+"""The fused engine: small dense networks trained by a kernel in C (`dense.c`), one call a client, clients in threads.
 
-It takes Linear, ReLU and Dropout layers with cross-entropy and SGD (momentum, weight decay, corrections and anchors
-included), however the module is written: what it does is followed, and then proven by its own gradients. Whether a
-model fits depends on it and on the shape of a sample alone, never on the clients that are there.
+It supports Linear, ReLU and Dropout layers with cross-entropy and SGD (momentum, weight decay, corrections and anchors
+included), however the module is written: its forward pass is traced, and verified by its gradients. Whether a model is
+supported depends on the model and the shape of a sample only, never on which clients take part.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ Share = Callable[[], tuple[Array, Array, Index]]  # numbers, classes, and the ro
 
 
 class DenseLayer(NamedTuple):
-    """The names of a layer's arrays, how many inputs it has, and the share of them that dropout leaves out."""
+    """A dense layer: the names of its arrays, its number of inputs, and the dropout rate of those inputs."""
 
     weight: str
     bias: str | None
@@ -55,7 +55,7 @@ class DenseLayer(NamedTuple):
 
 
 def train_fused(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Reply]:
-    """Train clients of one kind, but for those with unusable data; raises `Unsupported` if the model does not fit."""
+    """Train clients of one kind, except those with unusable data; raises `Unsupported` if the model does not fit."""
     layers = verified_layers(trainer, tensor_kind(jobs[0].samples))
     shapes = {name: tuple(tensor.shape) for name, tensor in trainer.thread_module().state_dict().items()}
     shares = shares_read_lazily(jobs) if isinstance(jobs[0].samples.x, LazyInputs) else shares_in_memory(jobs)
@@ -75,7 +75,7 @@ def train_fused(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Re
 
 
 def shares_in_memory(jobs: Sequence[Job]) -> list[tuple[Job, Share]]:
-    """Clients with the numbers and classes that they share, and which rows each takes in turn."""
+    """The clients with their rows of one common storage."""
     x, y, rows = shared_storage([job.samples for job in jobs])
     numbers = x.numpy()
     classes = np.ascontiguousarray(y.numpy())
@@ -89,7 +89,7 @@ def shares_in_memory(jobs: Sequence[Job]) -> list[tuple[Job, Share]]:
 
 
 def shares_read_lazily(jobs: Sequence[Job]) -> list[tuple[Job, Share]]:
-    """Clients whose samples are read when they are trained, all at once, if that is no more than may be held."""
+    """Clients whose samples are read when they are trained, if they fit in memory one client at a time."""
 
     def share(job: Job) -> tuple[Array, Array, Index]:
         x, y = job.samples.batch(slice(0, len(job.samples)))
@@ -99,7 +99,7 @@ def shares_read_lazily(jobs: Sequence[Job]) -> list[tuple[Job, Share]]:
 
 
 def train_client(layers: Sequence[DenseLayer], job: Job, x: Array, y: Array, rows: Index) -> Reply:
-    """One client's training: its arrays are copied, and moved batch by batch."""
+    """Train one client: copy its arrays, and update them batch by batch."""
     arrays = {name: np.array(array, np.float32, order="C") for name, array in job.arrays.items()}
     squared = np.zeros(len(rows), np.uint8) if "squared_errors" in job.extras else None
     seed = derive_seed(int(job.request.config["seed"]), int(job.request.config["round"]), "torch", job.client)
@@ -119,7 +119,7 @@ def run_kernel(
     *data: Any,
     pull: Pull = NOTHING,
 ) -> tuple[float, int]:
-    """Move `arrays` in place; the summed loss, and how many samples were right, before each step."""
+    """Update `arrays` in place; the summed loss and the number of correct predictions before each step."""
     if kernel is None:
         raise Unsupported("the kernel for dense networks is not installed")
     weights = layer_arrays(layers, arrays)
@@ -133,13 +133,13 @@ def run_kernel(
 
 
 def layer_arrays(layers: Sequence[DenseLayer], arrays: Arrays) -> list[Array | None]:
-    """The weight and the bias of each layer, one after the other, as the kernel takes them."""
+    """Weight and bias of each layer in order, as the kernel takes them."""
     names = [name for layer in layers for name in (layer.weight, layer.bias)]
     return [np.ascontiguousarray(arrays[name]) if name else None for name in names]
 
 
 def fits_kernel(trainer: PlainTrainer, jobs: Sequence[Job]) -> bool:
-    """Whether the kernel can train this model on samples of this kind."""
+    """Whether the kernel can train this model on such samples."""
     try:
         return bool(verified_layers(trainer, tensor_kind(jobs[0].samples)))
     except (Unsupported, ValueError):
@@ -147,7 +147,7 @@ def fits_kernel(trainer: PlainTrainer, jobs: Sequence[Job]) -> bool:
 
 
 def tensor_kind(samples: Samples) -> tuple[Any, ...]:
-    """Shape and type of a sample whose inputs are one tensor, at hand or read when needed."""
+    """Shape and dtype of a sample whose input is one tensor, in memory or read when needed."""
     x = samples.x.example if isinstance(samples.x, LazyInputs) else samples.x
     if not isinstance(x, Tensor):
         raise Unsupported(f"its inputs are a {type(x).__name__}, not one tensor")
@@ -155,7 +155,7 @@ def tensor_kind(samples: Samples) -> tuple[Any, ...]:
 
 
 def verified_layers(trainer: PlainTrainer, kind: tuple[Any, ...]) -> list[DenseLayer]:
-    """The layers of a trainer's network from the first to the last, found out and proven once a kind of samples."""
+    """The dense layers of a trainer's network, verified once per kind of samples."""
     known = trainer._cache.setdefault("dense", {})
     if kind not in known:
         try:
@@ -169,7 +169,7 @@ def verified_layers(trainer: PlainTrainer, kind: tuple[Any, ...]) -> list[DenseL
 
 
 def dense_layers(trainer: PlainTrainer) -> list[DenseLayer]:
-    """All the layers, if they are Linear, with ReLU between them, and nothing else is trained or kept."""
+    """The network's layers, if all are Linear with ReLU between them and nothing else is trained or stored."""
     if trainer.torch_device().type != "cpu":
         raise Unsupported("the kernel for dense networks is for the CPU")
     if trainer.loss is not functional.cross_entropy or trainer.optimizer != "sgd" or trainer.clip:
@@ -188,7 +188,7 @@ def dense_layers(trainer: PlainTrainer) -> list[DenseLayer]:
 
 
 def linear_chain(module: nn.Module) -> list[tuple[str, nn.Linear, float]]:
-    """The Linear layers in the order they are used, if what happens is: flatten, Linear, ReLU, ..., Linear.
+    """The Linear layers in order of use, if the forward pass is: flatten, Linear, ReLU, ..., Linear.
 
     With each comes the share of its inputs that dropout leaves out.
     """
@@ -226,7 +226,7 @@ def linear_chain(module: nn.Module) -> list[tuple[str, nn.Linear, float]]:
 
 
 def dropout_rate(node: fx.Node, part: nn.Module | None) -> float:
-    """What share a dropout layer leaves out; 0 where it does nothing."""
+    """The rate of a dropout layer; 0 where it does nothing."""
     given: dict[str, Any] = dict(zip(("input", "p", "training"), node.args, strict=False)) | node.kwargs
     if isinstance(part, nn.Dropout):
         given = vars(part)
@@ -240,7 +240,7 @@ def dropout_rate(node: fx.Node, part: nn.Module | None) -> float:
 
 
 def verify_layers(trainer: PlainTrainer, layers: list[DenseLayer], kind: tuple[Any, ...]) -> list[DenseLayer]:
-    """The same layers, if a step of the kernel is a step of the module, with weights and samples drawn at random."""
+    """The same layers, if a step of the kernel equals a step of the module on random weights and samples."""
     shape, dtype, label_shape, label_dtype = kind
     if dtype is not torch.float32 or label_dtype is not torch.int64 or label_shape:
         raise Unsupported("its samples are not numbers with a class each")

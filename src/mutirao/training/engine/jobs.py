@@ -1,4 +1,4 @@
-"""A round as the engine sees it: one job a client, with its samples and the batches it will make of them."""
+"""One job per client of a round: its samples, hyperparameters and batches, as the engines take them."""
 
 import functools
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ from mutirao.training.samples import Index, Samples
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What one client has to do in a round."""
+    """The training of one client in a round."""
 
     trainer: PlainTrainer
     request: Request
@@ -38,12 +38,12 @@ class Job:
 
     @property
     def client(self) -> ClientId:
-        """Whose job it is."""
+        """The client of this job."""
         return self.site.id
 
     @property
     def arrays(self) -> Arrays:
-        """The model it starts from, with what does not travel."""
+        """The model that it starts from, including frozen arrays."""
         frozen = self.trainer.frozen()
         if frozen:
             return self.request.arrays | frozen
@@ -51,16 +51,16 @@ class Job:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What must be equal for clients to advance in one stack; a client with odd data is thus by itself."""
+        """What clients in one stack must have in common."""
         return self.samples.kind, self.hyperparameters, self.extras, bool(self.pull.correction)
 
     @property
     def has_varying_lr(self) -> bool:
-        """Whether its rate is not always the trainer's own, which a recorded step may count on."""
+        """Whether its learning rate may differ from the trainer's own, which a compiled step could count on."""
         return self.hyperparameters.lr != self.trainer.lr or self.trainer.schedule != Constant()
 
     def order(self) -> Index:
-        """The samples of all its batches, one after the other, as on the plain path."""
+        """The sample indices of all its batches, concatenated, as in plain training."""
         config = self.request.config
         draw = rng(int(config["seed"]), int(config["round"]), "batches", self.client)
         return self.hyperparameters.order(draw, len(self.samples), self.drops_single)[: self.lengths.sum()]
@@ -71,7 +71,7 @@ class Job:
 
 
 def plan_jobs(trainer: PlainTrainer, requests: Requests, sites: Sites) -> tuple[list[Job], dict[ClientId, Failure]]:
-    """Every client's job, and the failures of those whose data cannot be used; sorted by client."""
+    """The job of each client, and the failures of clients whose data cannot be used; sorted by client."""
     jobs: list[Job] = []
     failures: dict[ClientId, Failure] = {}
     drops_single = trainer.needs_two_samples()
@@ -91,7 +91,7 @@ def plan_jobs(trainer: PlainTrainer, requests: Requests, sites: Sites) -> tuple[
 
 
 def shared_storage(samples: Sequence[Samples]) -> tuple[Any, Tensor, list[Index]]:
-    """One storage for several clients, and the rows each owns there: theirs if they share one, or else a copy."""
+    """One storage for several clients and the rows of each: theirs if they share one, otherwise a copy."""
     first = samples[0]
     if all(s.x is first.x and s.y is first.y for s in samples):
         return first.x, first.y, [np.arange(len(s)) if s.index is None else s.index for s in samples]
@@ -102,7 +102,7 @@ def shared_storage(samples: Sequence[Samples]) -> tuple[Any, Tensor, list[Index]
 
 
 def concatenate_inputs(some: Sequence[Any]) -> Any:
-    """Inputs of one kind one after the other, tensor by tensor."""
+    """Inputs of one kind concatenated, tensor by tensor."""
     if isinstance(some[0], dict):
         return {name: torch.cat([x[name] for x in some]) for name in some[0]}
     if isinstance(some[0], tuple):
@@ -111,14 +111,14 @@ def concatenate_inputs(some: Sequence[Any]) -> Any:
 
 
 def require_tensors(jobs: Sequence[Job]) -> None:
-    """Raise `Unsupported` if inputs are something else than one tensor at hand."""
+    """Raise `Unsupported` if inputs are not one tensor in memory."""
     x = jobs[0].samples.x  # jobs of one kind
     if not isinstance(x, Tensor):
         raise Unsupported(f"its inputs are a {type(x).__name__}, not one tensor")
 
 
 def group_by_kind(jobs: Iterable[Job]) -> list[list[Job]]:
-    """Jobs that can go together, together."""
+    """Jobs grouped by kind."""
     groups: dict[Any, list[Job]] = {}
     for job in jobs:
         groups.setdefault(job.kind, []).append(job)

@@ -1,4 +1,4 @@
-"""One local optimiser step of several clients as a function of tensors: what the engine records."""
+"""One local optimizer step of several clients as a function of tensors, which can be traced."""
 
 import itertools
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ TINY = 1e-10
 
 
 class StepForm(NamedTuple):
-    """How a step is written: for a stack or for one client alone, loss by rows or by whole batches, samples a batch."""
+    """The form of a step: stacked or one client, per-sample losses or whole batches, and the batch size."""
 
     stacked: bool
     by_rows: bool
@@ -32,7 +32,7 @@ class StepForm(NamedTuple):
 
 @dataclass
 class StateLayout:
-    """What is trained, what is not, and under which other names the model holds them (tied weights)."""
+    """Which tensors of a module are trained, which are not, and their other names (tied weights)."""
 
     trained: list[str]
     other: list[str]
@@ -41,7 +41,7 @@ class StateLayout:
 
     @classmethod
     def of(cls, module: nn.Module, unused: set[str]) -> "StateLayout":
-        """The layout of a module; a weight the loss does not depend on stays as it is, as with torch's optimisers."""
+        """The layout of a module; weights that the loss does not use stay as they are, as in torch's optimizers."""
         state = module.state_dict(keep_vars=True)
         first: dict[int, str] = {}
         held = {name: first.setdefault(id(tensor), name) for name, tensor in state.items()}
@@ -53,7 +53,7 @@ class StateLayout:
 
 @dataclass
 class LocalStep:
-    """Forward, backward, proximal term, clipping and update, as the plain path does them, for k clients at once.
+    """Forward, backward, proximal term, clipping and update as in plain training, for k clients at once.
 
     Its inputs are `[trained, other, moments, anchors (with mu), corrections (if corrected), x, y, rows, weights,
     scalars, masks]`. `rows` says which samples of x and y each client takes, `weights` how much each counts in its
@@ -71,7 +71,7 @@ class LocalStep:
     masked: list[str]  # the buffers through which layers are given their masks
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
-        """Move the clients' state in place; return their outputs and, with whole batches, losses before the step."""
+        """Update the clients' state in place; return outputs and, with whole batches, losses before the step."""
         given = iter(inputs)
         count = len(self.layout.trained)
         pulls = (count if self.mu else 0, count if self.corrected else 0)
@@ -100,7 +100,7 @@ class LocalStep:
         weights: Tensor,
         masks: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Outputs, losses and each client's gradient; as clients share nothing, one backward pass gives them all."""
+        """Outputs, losses and each client's gradient; one backward pass, as clients share no weights."""
         with torch.enable_grad():
             leaves = [p.detach().requires_grad_() for p in trained]
             if self.form.stacked:
@@ -116,7 +116,7 @@ class LocalStep:
     def forward(
         self, trained: list[Tensor], other: list[Tensor], x: Tensor, y: Tensor, masks: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Outputs and loss of one client; its buffers, such as running means, are written to."""
+        """Outputs and loss of one client; buffers such as running means are updated."""
         layout = self.layout
         held = dict(zip([*layout.trained, *layout.other], [*trained, *other], strict=True))
         state = {place: held[layout.held[place]] for place in layout.places}
@@ -133,7 +133,7 @@ class LocalStep:
     def bound(
         self, trained: list[Tensor], gradients: list[Tensor], anchors: list[Tensor], corrections: list[Tensor]
     ) -> list[Tensor]:
-        """Gradients with the pull b + mu (w - a), no longer than `clip` for any client."""
+        """Gradients plus b + mu (w - a), clipped to `clip` for each client."""
         if self.mu:
             gradients = [g + self.mu * (p - a) for g, p, a in zip(gradients, trained, anchors, strict=True)]
         if self.corrected:
@@ -146,7 +146,7 @@ class LocalStep:
 
 
 def moments_of(trainer: PlainTrainer) -> int:
-    """How many tensors the optimiser keeps beside each weight."""
+    """The number of tensors that the optimizer keeps per weight."""
     return {"sgd": 0, "adam": 2, "adamw": 2, "rmsprop": 1, "adagrad": 1}[str(trainer.optimizer)] + (
         trainer.momentum > 0
     )
@@ -156,7 +156,7 @@ Tensors = Sequence[Tensor]
 
 
 def with_weight_decay(t: PlainTrainer, weight: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient with the weight's decay."""
+    """The gradient with weight decay added."""
     if t.weight_decay:
         return gradient.add(weight, alpha=t.weight_decay)
     return gradient
@@ -221,7 +221,7 @@ UPDATES = {
 
 
 def scalars_of(trainer: PlainTrainer, steps: int, lr: float) -> list[tuple[float, float, float]]:
-    """The numbers of the optimiser in each step, which count from 1: the rate and, of Adam, what it is corrected by."""
+    """The optimizer's numbers in each step, counted from 1: the rate and Adam's bias corrections."""
     if trainer.optimizer not in ("adam", "adamw"):
         return [(lr, 0.0, 0.0)] * steps
     shrink = 1 - lr * trainer.weight_decay

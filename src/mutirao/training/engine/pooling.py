@@ -1,7 +1,7 @@
-"""MaxPool and ReLU in one, by a kernel in C (`pools.c`): one pass over memory each way instead of four.
+"""MaxPool and ReLU in one pass over memory each way, by a kernel in C (`pools.c`).
 
-Where the largest number of a window is positive, both orders of the two layers pass it on, and its gradient back; where
-it is not, both give 0 and pass nothing. So the bits are those of the layers that are replaced.
+Where the maximum of a window is positive, both orders of the two layers pass on its value and its gradient; elsewhere
+both give 0 and pass nothing. So the bits equal those of the replaced layers.
 """
 
 import itertools
@@ -21,7 +21,7 @@ MAX_SIDE = 15  # places of a window's side, so that a byte tells one of them
 
 
 def fuse_pools(module: nn.Module) -> nn.Module:
-    """The module with each ReLU and the MaxPool right behind it made one."""
+    """The module with each ReLU and the MaxPool right behind it fused."""
     for chain in [m for m in module.modules() if type(m) is nn.Sequential]:
         for i, (relu, pool) in enumerate(itertools.pairwise(list(chain))):
             hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in (relu, pool))
@@ -32,7 +32,7 @@ def fuse_pools(module: nn.Module) -> nn.Module:
 
 
 class PooledReLU(nn.Module):
-    """ReLU(pool(x)); by the kernel if it is at hand and fits."""
+    """ReLU(pool(x)), by the kernel where it is available and fits."""
 
     def __init__(self, pool: nn.MaxPool2d) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class PooledReLU(nn.Module):
         self.fits = kernel is not None and own and 0 < self.side <= MAX_SIDE and self.stride > 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """Pool, then cut off what is negative."""
+        """Pool, then cut off negative values."""
         if (
             self.fits
             and x.dtype == torch.float32
@@ -56,11 +56,11 @@ class PooledReLU(nn.Module):
 
 
 class Pooling(torch.autograd.Function):
-    """The kernel, as torch's gradients see it."""
+    """The kernel as an autograd function."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, side: int, stride: int) -> Tensor:
-        """ReLU(max-pool(x)), remembering where each maximum was."""
+        """ReLU(max-pool(x)), recording the position of each maximum."""
         n, channels, *sizes = x.shape
         shape = (n, channels, *((size - side) // stride + 1 for size in sizes))
         out = torch.empty(shape, memory_format=torch.channels_last)
@@ -73,7 +73,7 @@ class Pooling(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        """Send each gradient to where its maximum was."""
+        """Route each gradient to the position of its maximum."""
         (out, where) = ctx.saved_tensors
         (shape, side, stride) = ctx.sizes
         slopes = torch.empty(shape, memory_format=torch.channels_last)
@@ -83,12 +83,12 @@ class Pooling(torch.autograd.Function):
 
 
 def as_nhwc(x: Tensor) -> Any:
-    """The tensor as N x H x W x C, which is how its numbers lie."""
+    """The tensor as a NumPy view of N x H x W x C, its order in memory."""
     return x.detach().permute(0, 2, 3, 1).numpy()
 
 
 def square_size(setting: int | tuple[int, ...]) -> int:
-    """The one number of a setting for both directions; -1 if they differ."""
+    """A setting that is the same in both directions; -1 if they differ."""
     if isinstance(setting, int):
         return setting
     if len(set(setting)) == 1:

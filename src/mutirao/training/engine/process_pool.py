@@ -1,7 +1,8 @@
-"""One client a process: workers are forked once and get models and samples through shared memory.
+"""One client per process: workers are forked once, and models and samples reach them through shared memory.
 
-For steps so short that threads wait for Python's lock. A worker is the trainer as it was when it was forked; samples
-come with every request, because data may change. Linux, and no GPU: torch cannot go on with one after a fork.
+This helps when steps are so short that threads wait for Python's lock. A worker has the trainer as it was at the fork;
+samples come with every request, because data may change. Linux only, and not after torch has used a GPU, which does not
+survive a fork.
 """
 
 import contextlib
@@ -36,7 +37,7 @@ DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 def fork_fault(jobs: Sequence[Job]) -> str:
-    """Why these clients cannot be trained by forked workers; nothing if they can."""
+    """Why forked workers cannot train these clients; empty if they can."""
     if sys.platform != "linux":
         return "processes are forked on Linux only"
     if torch.cuda.is_available() or torch.backends.mps.is_available():
@@ -52,7 +53,7 @@ def fork_fault(jobs: Sequence[Job]) -> str:
 
 
 def train_processes(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Timed]:
-    """What came of each client, by the plain path in a process of its own, and the seconds it took."""
+    """Train each client in a process of its own; the outcome and the seconds it took."""
     idle = idle_workers(trainer)
     count = idle.qsize()
 
@@ -79,7 +80,7 @@ def train_processes(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId
 
 
 def idle_workers(trainer: PlainTrainer) -> "queue.SimpleQueue[ForkedWorker]":
-    """The trainer's workers, forked when they are first asked for, and by each process anew."""
+    """The queue of the trainer's workers, forked on first use and again in each process."""
     kept = trainer._cache.get("forks")
     if kept is None or kept[0] != os.getpid():
         trainer.thread_module()
@@ -93,7 +94,7 @@ def idle_workers(trainer: PlainTrainer) -> "queue.SimpleQueue[ForkedWorker]":
 
 
 class WorkerDied(Exception):
-    """A worker ended in the middle of its work."""
+    """A worker process ended before it replied."""
 
 
 class ForkedWorker:
@@ -115,7 +116,7 @@ class ForkedWorker:
         self.end = weakref.finalize(self, kill_worker, self.pid, self.pipe, parent)
 
     def do(self, item: Any) -> Any:
-        """What comes of an item: an outcome and the client's state."""
+        """The worker's result for an item: an outcome and the client's state."""
         try:
             self.pipe.send(self.there.put(item))
             return self.back.take(self.pipe.recv(), copy=True)
@@ -125,7 +126,7 @@ class ForkedWorker:
 
 
 def kill_worker(pid: int, pipe: Connection, parent: int) -> None:
-    """End a worker and forget it; only its own parent may."""
+    """End a worker process; only its own parent may do so."""
     if os.getpid() == parent:
         pipe.close()
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
@@ -136,7 +137,7 @@ def kill_worker(pid: int, pipe: Connection, parent: int) -> None:
 def worker_loop(
     trainer: PlainTrainer, pipe: Connection, there: "SharedBuffer", back: "SharedBuffer", parent: int
 ) -> None:
-    """A worker's life: requests come, outcomes go; it ends with its parent, and interrupts are the parent's affair."""
+    """A worker's main loop; it ends with its parent and ignores interrupts, which the parent handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
@@ -150,7 +151,7 @@ def worker_loop(
 
 
 def train_in_worker(trainer: PlainTrainer, request: Any, client: ClientId, data: Any, state: Any) -> tuple[Any, Any]:
-    """One client's training, and its state after it."""
+    """Train one client; the outcome and the client's state afterwards."""
     site = Site(client, Samples(*data), {k: v.copy() for k, v in state.items()})
     try:
         return trainer.train(request, site), site.state
@@ -159,7 +160,7 @@ def train_in_worker(trainer: PlainTrainer, request: Any, client: ClientId, data:
 
 
 class BufferLayout(NamedTuple):
-    """What says where on a desk something lies."""
+    """Where the parts of an object lie in a SharedBuffer."""
 
     pickled: bytes
     spans: list[tuple[int, int]]
@@ -167,7 +168,7 @@ class BufferLayout(NamedTuple):
 
 
 class SharedBuffer:
-    """Shared memory on which one side puts something for the other to take; it grows as needed."""
+    """Shared memory through which one process hands objects to another; it grows as needed."""
 
     def __init__(self) -> None:
         self.file = os.memfd_create("mutirao")
@@ -175,7 +176,7 @@ class SharedBuffer:
         self.memory: mmap.mmap | None = None
 
     def put(self, thing: Any) -> BufferLayout:
-        """Lay it down: its arrays on the desk, the rest in the note."""
+        """Write an object: its arrays to the buffer, the rest into the layout."""
         arrays: list[pickle.PickleBuffer] = []
         pickled = pickle.dumps(thing, protocol=5, buffer_callback=arrays.append)
         raw = [a.raw() for a in arrays]
@@ -192,7 +193,7 @@ class SharedBuffer:
         return BufferLayout(pickled, spans, size)
 
     def take(self, note: BufferLayout, copy: bool) -> Any:
-        """What lies there; without `copy` its arrays are the desk's own, until the next thing is put on it."""
+        """Read the object; without `copy` its arrays are views, valid until the next `put`."""
         memory = self._mapped(note.size)
         parts: list[Any] = [memory[start : start + length] for start, length in note.spans]
         return pickle.loads(note.pickled, buffers=map(bytearray, parts) if copy else parts)

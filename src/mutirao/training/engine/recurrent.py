@@ -1,6 +1,6 @@
-"""LSTM layers whose steps through time are one call of a kernel in C each way (`recurrent.c`).
+"""Accelerated LSTM layers: one call of a kernel in C (`recurrent.c`) each way for all time steps.
 
-The numbers are torch's but for rounding. Only `engine=plain` and `engine=stacked` keep torch's own.
+The results are torch's except for rounding. Only `engine=plain` and `engine=stacked` keep torch's own layers.
 """
 
 from functools import partial
@@ -21,7 +21,7 @@ State = tuple[Tensor, Tensor]
 
 
 def accelerate_recurrent(module: nn.Module) -> nn.Module:
-    """The module with its LSTM layers done by the kernel where it is at hand; names and weights stay."""
+    """The module with its LSTM layers computed by the kernel where possible; names and weights stay the same."""
     for layers in module.modules() if kernel is not None else ():
         if type(layers) is nn.LSTM and supports_lstm(layers):
             layers.forward = partial(run_lstm, layers)  # type: ignore[assignment, method-assign]
@@ -29,7 +29,7 @@ def accelerate_recurrent(module: nn.Module) -> nn.Module:
 
 
 def supports_lstm(layers: nn.LSTM) -> bool:
-    """Whether the kernel can do these layers: one direction, no projection, nothing dropped between them."""
+    """Whether the kernel can compute these layers: one direction, no projection, no dropout between them."""
     return (
         not layers.bidirectional
         and layers.proj_size == 0
@@ -39,7 +39,7 @@ def supports_lstm(layers: nn.LSTM) -> bool:
 
 
 def run_lstm(layers: nn.LSTM, x: Tensor, hx: State | None = None) -> tuple[Tensor, State]:
-    """What the layers make of x: the states of the last layer, and for each layer the last state and cell."""
+    """The layers' output for x: the states of the last layer, and each layer's final state and cell."""
     if not accepts_input(layers, x, hx):
         return nn.LSTM.forward(layers, x, hx)
     y = (x.transpose(0, 1) if layers.batch_first else x).contiguous()  # step by step
@@ -54,7 +54,7 @@ def run_lstm(layers: nn.LSTM, x: Tensor, hx: State | None = None) -> tuple[Tenso
 
 
 def accepts_input(layers: nn.LSTM, x: Tensor, hx: State | None) -> bool:
-    """Whether the kernel can do it for this x and this first state; torch does the rest, and says what is wrong."""
+    """Whether the kernel can compute this input and initial state; torch handles or refuses all others."""
     if not isinstance(x, Tensor) or x.dim() != 3 or not x.numel() or x.shape[2] != layers.input_size:
         return False
     state = (layers.num_layers, x.shape[1 - layers.batch_first], layers.hidden_size)
@@ -67,13 +67,13 @@ def accepts_input(layers: nn.LSTM, x: Tensor, hx: State | None) -> bool:
 
 
 def lstm_weights(layers: nn.LSTM, i: int) -> list[Tensor | None]:
-    """The weights and biases of one layer, as torch names them."""
+    """Weights and biases of one layer under torch's names."""
     names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     return [getattr(layers, f"{name}_l{i}", None) for name in names]
 
 
 class LSTMKernel(torch.autograd.Function):
-    """One layer, as torch's gradients see it; x is steps x batch x features."""
+    """One layer as an autograd function; x is steps x batch x features."""
 
     @staticmethod
     def forward(
@@ -86,7 +86,7 @@ class LSTMKernel(torch.autograd.Function):
         b_in: Tensor | None,
         b: Tensor | None,
     ) -> State:
-        """The states of all steps, and the last cell."""
+        """The states of all steps, and the last cell state."""
         states, cells = torch.empty(2, *x.shape[:2], w.shape[1])
         gates = torch.empty(*x.shape[:2], len(w))
         bias = None if b_in is None or b is None else b_in + b
@@ -100,7 +100,7 @@ class LSTMKernel(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slopes: Tensor | None, cell_slopes: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The gradients of what is asked for."""
+        """The requested gradients."""
         x, w_in, w, *rest = ctx.saved_tensors
         asked = ctx.needs_input_grad
         given = [None if s is None else s.contiguous() for s in (slopes, cell_slopes)]
@@ -114,7 +114,7 @@ class LSTMKernel(torch.autograd.Function):
 
 
 def array(x: Tensor | None) -> Any:
-    """The numbers as the kernel takes them."""
+    """The tensor as a NumPy view, which the kernel takes."""
     if x is None:
         return None
     return x.detach().numpy()

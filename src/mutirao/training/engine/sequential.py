@@ -1,8 +1,8 @@
-"""Clients trained by the plain path, each by itself: in turn, in threads or in processes, with the same bits.
+"""Clients trained one by one: in turn, in threads or in processes, with the same bits.
 
-Which is the fastest depends on how long Python's lock is held between two operations, which nobody can tell from a
-model. So the first rounds are a trial: one goes in threads, one in processes, one in turn if clients are done in no
-time, and all others as the fastest of them.
+Which is fastest depends on how long Python's lock is held between two operations, which cannot be predicted from a
+model. So the first rounds are a trial: one round uses threads, one processes, one plain training if clients are quick,
+and all later rounds use the fastest.
 """
 
 import logging
@@ -23,7 +23,7 @@ SHORT_CLIENT = 0.02  # seconds a client: below, handing it to a worker may cost 
 
 
 def train_sequentially(trainer: PlainTrainer, jobs: Sequence[Job], way: str) -> Outcomes:
-    """What came of these clients; `auto` is the fastest way as far as is known."""
+    """The outcomes of these clients; with `auto` by the fastest dispatch known so far."""
     tried: dict[str, float] = trainer._cache.setdefault("tried", {})  # seconds a step, by way
     chosen = way if way != "auto" else choose_dispatch(trainer, jobs, tried)
     if chosen == "processes" and (fault := fork_fault(jobs)):
@@ -39,7 +39,7 @@ def train_sequentially(trainer: PlainTrainer, jobs: Sequence[Job], way: str) -> 
 
 
 def choose_dispatch(trainer: PlainTrainer, jobs: Sequence[Job], tried: Mapping[str, float]) -> str:
-    """A way that was not tried yet or else the one that was the fastest; with one client, or one core, there is one."""
+    """A dispatch that was not tried yet, otherwise the fastest; plain training for one client or one core."""
     if worker_count(trainer) == 1 or len(jobs) == 1:
         return "plain"
     ways = ["threads", "plain"] if trainer.torch_device().type != "cpu" or fork_fault(jobs) else list(TRAIN)
@@ -47,17 +47,17 @@ def choose_dispatch(trainer: PlainTrainer, jobs: Sequence[Job], tried: Mapping[s
 
 
 def seconds_a_step(jobs: Sequence[Job], done: Mapping[ClientId, Timed]) -> float:
-    """How long a step took the median client, and a client that nobody could train for ever."""
+    """The median client's seconds per step; infinite for clients that were not trained."""
     return median(done[job.client][1] / len(job.lengths) if job.client in done else float("inf") for job in jobs)
 
 
 def worker_count(trainer: PlainTrainer) -> int:
-    """How many clients are trained at a time."""
+    """The number of clients trained at a time."""
     return trainer.workers or core_count()
 
 
 def train_plain(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Timed]:
-    """One client after the other, and the seconds each took."""
+    """Train one client after the other; the outcome and the seconds each took."""
     done: dict[ClientId, Timed] = {}
     for job in jobs:
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Clients advance together: their parameters lie along one leading dimension, and one recorded step moves them all."""
+"""The stacked engine: parameters of many clients lie along a leading dimension, and one compiled step moves all."""
 
 from collections.abc import Iterator, Sequence
 
@@ -35,7 +35,7 @@ SEGMENT_STEPS = 256  # steps whose outputs are kept until they are noted
 
 
 def train_stacked(trainer: PlainTrainer, compiled: CompiledStep, jobs: Sequence[Job]) -> dict[ClientId, Reply]:
-    """Train clients of one kind, but for those with labels no class has; raises `Unsupported` if the model cannot."""
+    """Train clients of one kind, except those with invalid labels; raises `Unsupported` if the model cannot."""
     x, y, rows = shared_storage([job.samples for job in jobs])
     if x.device != compiled.device:
         raise Unsupported("its samples do not fit the device's memory")
@@ -60,7 +60,7 @@ def train_stacked(trainer: PlainTrainer, compiled: CompiledStep, jobs: Sequence[
 
 
 def with_known_labels(compiled: CompiledStep, y: Tensor, shares: list[Share]) -> list[Share]:
-    """The clients whose labels are classes of the model; the others fail, or not, by the plain path."""
+    """The clients whose labels are classes of the model; the others are left to plain training."""
     if compiled.trainer.loss is not functional.cross_entropy or not is_classes(y) or y is compiled.valid_labels:
         return shares
 
@@ -74,7 +74,7 @@ def with_known_labels(compiled: CompiledStep, y: Tensor, shares: list[Share]) ->
 
 
 def assign_to_stacks(shares: Sequence[Share], tallest: int) -> list[list[Share]]:
-    """Deal the clients, longest first, each to the stack with the least work; at least two stacks, for two cores.
+    """Assign the clients, longest first, each to the stack with the least work; at least two stacks.
 
     How they are dealt depends on the clients alone and not on the number of workers, because the last bit of an
     activation may depend on where in a stack a client stands.
@@ -90,7 +90,7 @@ def assign_to_stacks(shares: Sequence[Share], tallest: int) -> list[list[Share]]
 
 
 class Stack:
-    """One stack: some clients, longest first, so that it shrinks as they finish."""
+    """One stack of clients, longest first, so that it shrinks as they finish."""
 
     def __init__(self, compiled: CompiledStep, form: StepForm, x: Tensor, y: Tensor, shares: Sequence[Share]) -> None:
         self.compiled = compiled
@@ -104,7 +104,7 @@ class Stack:
             self.lengths[: len(job.lengths), i] = job.lengths
 
     def rows(self) -> npt.NDArray[np.int64]:
-        """Which samples each client takes at each step; short batches are filled up with samples that count nothing."""
+        """The samples of each client at each step; short batches are filled up with samples of weight 0."""
         table = np.zeros((*self.lengths.shape, self.form.batch), np.int64)
         for i, (job, owned) in enumerate(self.shares):
             mine = table[: len(job.lengths), i]
@@ -118,7 +118,7 @@ class Stack:
         return table
 
     def segments(self) -> Iterator[tuple[int, int, int, int]]:
-        """Runs of steps with the same number of clients and samples a batch: (start, stop, clients, batch)."""
+        """Runs of steps with the same number of clients and samples: (start, stop, clients, batch)."""
         clients = (self.lengths > 0).sum(1)
         batch = np.full(len(clients), self.form.batch) if self.form.by_rows else self.lengths[:, 0]
         changes = np.flatnonzero((np.diff(clients) != 0) | (np.diff(batch) != 0)) + 1
@@ -127,7 +127,7 @@ class Stack:
                 yield first, min(first + SEGMENT_STEPS, end), int(clients[start]), int(batch[start])
 
     def train(self) -> dict[ClientId, Reply]:
-        """Make all steps, then let each client have its share of the stack."""
+        """Run all steps; each client's reply."""
         compiled = self.compiled
         notes = StepRecord(self)
         table = torch.from_numpy(self.rows()).to(self.compiled.device)
@@ -149,21 +149,21 @@ class Stack:
         return {job.client: notes.reply(i, own[i]) for i, job in enumerate(self.jobs)}
 
     def draw(self, job: Job) -> torch.Generator:
-        """Where a client's random numbers come from, as on the plain path."""
+        """A client's random generator, as in plain training."""
         config = job.request.config
         return self.compiled.trainer.generator(
             derive_seed(int(config["seed"]), int(config["round"]), "torch", job.client)
         )
 
     def weights(self, start: int, stop: int, clients: int, form: StepForm) -> Tensor:
-        """How much each sample or client counts, step by step."""
+        """The weight of each sample or client in each step."""
         lengths = self.lengths[start:stop, :clients]
         weights = self.compiled.weights(lengths.ravel(), form)
         return weights.view(*lengths.shape, *weights.shape[1:])
 
 
 class StepRecord:
-    """What is noted of a piece's steps: losses, hits and, if asked for, the squared error of each sample."""
+    """What the steps of a stack saw: losses, hits and, if requested, squared errors of samples."""
 
     def __init__(self, piece: Stack) -> None:
         self.piece = piece
@@ -175,7 +175,7 @@ class StepRecord:
             self.errors = np.zeros((steps, clients, piece.form.batch, *piece.y.shape[1:]), np.int16)
 
     def take(self, start: int, stop: int, clients: int, made: Sequence[Sequence[Tensor]], y: Tensor) -> None:
-        """Note what some steps saw before they moved."""
+        """Record what some steps saw before their update."""
         outputs = torch.cat([m[0] for m in made])
         lengths = torch.from_numpy(self.piece.lengths[start:stop, :clients])
         there = torch.arange(y.shape[2]) < lengths[..., None]

@@ -1,4 +1,4 @@
-"""Threads that outlive a round, one torch thread each: torch lets go of Python's lock while it computes."""
+"""Threads that outlive a round, with one torch thread each; torch releases Python's lock while it computes."""
 
 import contextlib
 import ctypes
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 def keep_freed_memory() -> None:
-    """Keep what is freed from now on for the next step: glibc would hand large blocks back and fetch them anew.
+    """Keep freed memory for the next step: glibc would return large blocks and request them again.
 
     What was freed before, such as copies made while data were read, is given back.
     """
@@ -33,11 +33,11 @@ def keep_freed_memory() -> None:
 
 
 def run_in_threads(workers: int, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """The result of `work` for each item, in their order; `workers` = 0 is one a core."""
+    """The results of `work` for each item, in order; `workers` = 0 means one per core."""
     return list(_pool(workers or core_count(), os.getpid()).map(work, items))
 
 
 @functools.lru_cache(maxsize=8)
 def _pool(workers: int, process: int) -> ThreadPoolExecutor:
-    """The threads of this process; a forked child has none of its parent's and gets its own."""
+    """The threads of this process; a forked child gets its own."""
     return ThreadPoolExecutor(workers, thread_name_prefix="mutirao", initializer=torch.set_num_threads, initargs=(1,))

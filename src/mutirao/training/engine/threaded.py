@@ -1,4 +1,4 @@
-"""One client a thread, one torch thread each: for convolutions and large models, which keep a core busy alone."""
+"""One client per thread, with one torch thread each: for convolutions and large models, which keep a core busy."""
 
 import contextlib
 import copy
@@ -27,7 +27,7 @@ Timed = tuple[Reply | Failure, float]  # what came of a client, and the seconds 
 
 
 def map_in_threads(trainer: PlainTrainer, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """`work` on each item, in threads that each have a module of their own."""
+    """The results of `work` for each item, in threads that each have their own module."""
     if "memory" not in trainer._cache:
         keep_freed_memory()
         trainer._cache["memory"] = "held"
@@ -42,7 +42,7 @@ def map_in_threads(trainer: PlainTrainer, work: Callable[[Item], Result], items:
 
 
 def clone_module(trainer: PlainTrainer, template: nn.Module) -> nn.Module:
-    """A module like another one for a thread or a process of its own, with what is done at once in one pass."""
+    """A copy of a module for another thread or process, with fused pooling on the CPU."""
     own = copy.deepcopy(template)
     # Our kernels are for the CPU
     if trainer.torch_device().type == "cpu":
@@ -51,7 +51,7 @@ def clone_module(trainer: PlainTrainer, template: nn.Module) -> nn.Module:
 
 
 def train_threads(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Timed]:
-    """Train each client by the plain path, several at a time, and tell the seconds each took.
+    """Train each client by plain training, several at a time; the outcome and the seconds each took.
 
     Left out is who draws where no generator can be given.
     """
@@ -73,7 +73,7 @@ def train_threads(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, 
 
 
 def uses_randomness(trainer: PlainTrainer, jobs: Sequence[Job]) -> bool:
-    """Whether the model draws random numbers when it is trained; found out once, with a client whose data are sound."""
+    """Whether the model draws random numbers in training; found out once, on a client with valid data."""
     for job in jobs if "draws" not in trainer._cache else ():
         with one_thread(), seeded(0, trainer.torch_device()), torch.no_grad(), contextlib.suppress(Exception):
             module = trainer.state_names.prepare(trainer.fill(job.request.arrays))
@@ -85,7 +85,7 @@ def uses_randomness(trainer: PlainTrainer, jobs: Sequence[Job]) -> bool:
 
 
 class ThreadRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The same random numbers as with torch's global generator seeded with `seed`, whatever other threads do.
+    """The random numbers of torch's global generator seeded with `seed`, whatever other threads draw.
 
     Random operations of this thread draw from a generator of their own; torch has one for all threads.
     """
@@ -102,7 +102,7 @@ class ThreadRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Do the operation."""
+        """Run the operation."""
         kwargs = kwargs or {}
         if is_random(func):
             if not takes_generator(func):

@@ -1,9 +1,8 @@
-"""Record a step of training once as a list of tensor operations; tidy the list; run it again without autograd.
+"""Trace a training step once as a list of tensor operations, simplify the list, and replay it without autograd.
 
-A recording is made below autograd and vmap, so that it holds the plain operations of forward and backward pass
-and update. Recorded twice, with two and with three clients, it also tells which of its numbers are the number
-of clients; so one tape serves a stack of any height. `torch.jit` freezes a tape where it can: deprecated, hence
-optional.
+The trace is taken below autograd and vmap, so that it holds the plain operations of forward pass, backward pass and
+update. Tracing twice, with two and with three clients, shows which numbers are the number of clients; so one trace
+serves stacks of any size. `torch.jit` freezes a trace where it can: it is deprecated, hence optional.
 """
 
 import logging
@@ -29,11 +28,11 @@ DEPENDS_ON_DATA = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_sha
 
 
 class Unsupported(Exception):
-    """Why a step cannot be recorded, in a few words."""
+    """A step cannot be traced; the message says why."""
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes every operation on tensors below autograd into a graph."""
+    """Writes every tensor operation below autograd into a graph."""
 
     def __init__(self, inputs: Sequence[Tensor], generator: torch.Generator | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -52,7 +51,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Do the operation and write it down."""
+        """Run the operation and append it to the graph."""
         kwargs = kwargs or {}
         if self.generator is not None and is_random(func) and takes_generator(func):
             args = args[: [a.name for a in func._schema.arguments].index("generator")]
@@ -74,7 +73,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def node_of(self, tensor: Tensor) -> fx.Node:
-        """The node that made a tensor; one from outside the step is a constant."""
+        """The node that made a tensor; a tensor from outside the step becomes a constant."""
         if id(tensor) not in self.nodes:
             name = f"constant_{len(self.nodes)}"
             self.root.register_buffer(name, tensor.detach())
@@ -102,7 +101,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def storage_pointer(tensor: Tensor) -> int:
-    """Where the numbers of a tensor lie; those of two may lie at one place."""
+    """The address of a tensor's storage; two tensors may share one."""
     return tensor.untyped_storage().data_ptr()
 
 
@@ -112,12 +111,12 @@ def is_random(func: Any) -> bool:
 
 
 def takes_generator(func: Any) -> bool:
-    """Whether an operation can be told where to draw from."""
+    """Whether an operation accepts a generator."""
     return any(a.name == "generator" for a in func._schema.arguments)
 
 
 def check_repeatable(func: Any) -> None:
-    """Raise for an operation whose result the next run would not repeat."""
+    """Raise for an operation whose result a replay would not repeat."""
     if is_random(func):
         raise Unsupported(f"it is random ({func})")
     if DEPENDS_ON_DATA & set(func.tags):
@@ -125,7 +124,7 @@ def check_repeatable(func: Any) -> None:
 
 
 def arguments_written(func: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The arguments an operation writes to: tensors while recording, nodes afterwards."""
+    """The arguments that an operation writes to: tensors while tracing, nodes afterwards."""
     written: list[Any] = []
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -137,7 +136,7 @@ def arguments_written(func: Any, args: Any, kwargs: Any) -> list[Any]:
 def trace_step(
     step: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], generator: torch.Generator | None = None
 ) -> fx.GraphModule:
-    """The operations of `step(*inputs)`, which may write to its inputs; with `draw` random ones too, drawn from it."""
+    """The operations of `step(*inputs)`, which may write to its inputs; random ones draw from `generator`."""
     recorder = Tracer(inputs, generator)
     with recorder:
         outputs = step(*inputs)
@@ -146,7 +145,7 @@ def trace_step(
 
 
 def merge_traces(two: fx.GraphModule, three: fx.GraphModule) -> fx.GraphModule:
-    """One tape for any number of clients, its first input, out of recordings with two and with three of them."""
+    """One trace for any number of clients, its first input, from traces with two and with three clients."""
     graph = two.graph
     pairs = list(zip(two.graph.nodes, three.graph.nodes, strict=False))
     if len(graph.nodes) != len(three.graph.nodes):
@@ -164,7 +163,7 @@ def merge_traces(two: fx.GraphModule, three: fx.GraphModule) -> fx.GraphModule:
 
 
 def _join_values(a: Any, b: Any, clients: fx.Node) -> Any:
-    """The arguments where they agree; a whole number u with two clients and v with three is (v - u) k + 3u - 2v."""
+    """The arguments where they agree; u for two clients and v for three become (v - u) k + 3u - 2v."""
     if isinstance(a, fx.Node):
         return a
     if isinstance(a, list | tuple):
@@ -182,7 +181,7 @@ def _join_values(a: Any, b: Any, clients: fx.Node) -> Any:
 
 
 def simplify_trace(trace: fx.GraphModule) -> fx.GraphModule:
-    """Remove what does nothing, join a product with the sum around it, and forget what nobody reads."""
+    """Remove identities, fuse products with sums, and drop unused results."""
     history = StorageHistory(trace.graph)
     for node in list(trace.graph.nodes):
         for rule in (drop_identity, undo_transpose, transpose_product, fuse_sum, fold_constants):
@@ -198,7 +197,7 @@ def simplify_trace(trace: fx.GraphModule) -> fx.GraphModule:
 
 
 class StorageHistory:
-    """When each storage is written and last read, so that a read can be put off without seeing other numbers."""
+    """When each storage is written and last read, to see whether a read can be delayed."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self.written: dict[int, list[int]] = {}
@@ -211,7 +210,7 @@ class StorageHistory:
                 self.written.setdefault(target.meta["storage"], []).append(time)
 
     def unchanged(self, node: fx.Node, since: int, until: int) -> bool:
-        """Whether what was read at `since` can as well be read at `until`."""
+        """Whether a value read at `since` is the same at `until`."""
         return not any(since < t <= until for t in self.written.get(node.meta["storage"], ()))
 
 
@@ -224,7 +223,7 @@ def storages_written(node: fx.Node) -> list[fx.Node]:
 
 
 def drop_identity(node: fx.Node, history: StorageHistory, trace: fx.GraphModule) -> fx.Node | None:
-    """A view in the same shape, or a product with one, is its argument."""
+    """Replace a view in the same shape, or a product with one, by its argument."""
     if node.target in VIEWS and same_shape(node, node.args[0]):
         source: fx.Node = node.args[0]  # type: ignore[assignment]
         return source
@@ -242,7 +241,7 @@ def drop_identity(node: fx.Node, history: StorageHistory, trace: fx.GraphModule)
 
 
 def is_one(value: Any) -> bool:
-    """Whether a factor is the number one, or a tensor of ones, with which every backward pass begins."""
+    """Whether a factor is 1, or a tensor of ones, with which every backward pass begins."""
     if not isinstance(value, fx.Node):
         return bool(value == 1)
     if value.target in (aten.expand.default, aten.view.default, aten.unsqueeze.default):
@@ -251,7 +250,7 @@ def is_one(value: Any) -> bool:
 
 
 def undo_transpose(node: fx.Node, history: StorageHistory, trace: fx.GraphModule) -> fx.Node | None:
-    """The transpose of a transpose is the thing itself."""
+    """Replace the transpose of a transpose by its argument."""
     if node.target is aten.transpose.int and is_call(node.args[0], aten.transpose.int):
         inner: Any = node.args[0]
         if set(inner.args[1:]) == set(node.args[1:]):
@@ -261,7 +260,7 @@ def undo_transpose(node: fx.Node, history: StorageHistory, trace: fx.GraphModule
 
 
 def transpose_product(node: fx.Node, history: StorageHistory, trace: fx.GraphModule) -> fx.Node | None:
-    """(A B)^T is B^T A^T: no copy, and a sum with it can be joined."""
+    """Replace (A B)^T by B^T A^T: no copy, and a sum with it can be fused."""
     if node.target is not aten.transpose.int or set(node.args[1:]) != {1, 2}:
         return None
     if (factors := factors_of(node.args[0], node, history)) is None:
@@ -277,7 +276,7 @@ def transpose_product(node: fx.Node, history: StorageHistory, trace: fx.GraphMod
 
 
 def fuse_sum(node: fx.Node, history: StorageHistory, trace: fx.GraphModule) -> fx.Node | None:
-    """C + a A B is one operation; so is the update of a weight along its gradient."""
+    """Replace C + a A B by one operation; likewise the update of a weight along its gradient."""
     signs: dict[Any, int] = {aten.add.Tensor: 1, aten.add_.Tensor: 1, aten.sub_.Tensor: -1}
     if (sign := signs.get(node.target)) is None:
         return None
@@ -295,7 +294,7 @@ def fuse_sum(node: fx.Node, history: StorageHistory, trace: fx.GraphModule) -> f
 
 
 def fold_constants(node: fx.Node, history: StorageHistory, trace: fx.GraphModule) -> fx.Node | None:
-    """What is made of nothing but fixed numbers is made once."""
+    """Compute an operation on constants once."""
     if node.all_input_nodes or node.meta.get("storage") in history.written or "storage" not in node.meta:
         return None
     name = f"folded_{node.name}"
@@ -317,12 +316,12 @@ def same_shape(a: fx.Node, b: Any) -> bool:
 
 
 def same_type(a: fx.Node, b: fx.Node) -> bool:
-    """Whether two tensors hold numbers of the same type."""
+    """Whether two tensors have the same dtype."""
     return bool(a.meta["dtype"] == b.meta["dtype"])
 
 
 def factors_of(product: Any, reader: fx.Node, history: StorageHistory) -> Any:
-    """The two factors of a product that only `reader` uses, if they can be read as late as that."""
+    """The two factors of a product that only `reader` uses, if they are unchanged until then."""
     if not is_call(product, aten.bmm.default) or len(product.users) != 1:
         return None
     late = all(history.unchanged(f, product.meta["time"], reader.meta["time"]) for f in product.args)
@@ -334,14 +333,14 @@ def factors_of(product: Any, reader: fx.Node, history: StorageHistory) -> Any:
 def insert_call(
     graph: fx.Graph, instead: fx.Node, target: Any, args: Any, kwargs: Any = None, storage: Any = None
 ) -> fx.Node:
-    """A new operation in the place and time of another."""
+    """A new operation in place of another, at the same time."""
     node = graph.call_function(target, args, kwargs or {})
     node.meta.update(instead.meta, storage=instead.meta["storage"] if storage is None else storage)
     return node
 
 
 def freeze_program(program: Program, inputs: Sequence[Tensor]) -> Program | None:
-    """The program without Python in between, or None where torch cannot freeze it to exactly the same results.
+    """The program without Python in between, or None where torch.jit does not give exactly the same results.
 
     `inputs` serve as an example; what the program writes to is copied before.
     """

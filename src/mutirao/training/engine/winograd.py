@@ -1,6 +1,7 @@
-"""Convolutions of 3 x 3 and 5 x 5 with a fraction of the multiplications, by a kernel in C (`winograd.c`).
+"""Accelerated 3 x 3 and 5 x 5 convolutions with fewer multiplications, by a kernel in C (`winograd.c`).
 
-The numbers are torch's but for rounding, of about 1e-5. Only `engine=plain` and `engine=stacked` keep torch's own.
+The results are torch's except for rounding of about 1e-5. Only `engine=plain` and `engine=stacked` keep torch's own
+layers.
 """
 
 from functools import partial
@@ -24,7 +25,7 @@ MAX_CHANNEL_PAIRS = 1 << 16  # pairs of channels: beyond, the matrices are too l
 
 
 def accelerate_convolutions(module: nn.Module) -> nn.Module:
-    """The module with its convolutions done by the kernel where it is at hand and pays; names and weights stay."""
+    """The module with its convolutions computed by the kernel where that pays; names and weights stay the same."""
     for conv in module.modules() if kernel is not None else ():
         if type(conv) is nn.Conv2d and supports_convolution(conv):
             conv.forward = partial(convolve, conv)  # type: ignore[method-assign]
@@ -32,7 +33,7 @@ def accelerate_convolutions(module: nn.Module) -> nn.Module:
 
 
 def supports_convolution(conv: nn.Conv2d) -> bool:
-    """Whether the kernel can do this layer: square, dense, of stride 1, padded with nothing but zeros."""
+    """Whether the kernel can compute this layer: square, dense, stride 1, padded with zeros only."""
     side = square_size(conv.kernel_size)
     return (
         side in (3, 5)
@@ -46,19 +47,19 @@ def supports_convolution(conv: nn.Conv2d) -> bool:
 
 
 def output_size(x: Tensor, side: int, padding: int) -> tuple[int, int]:
-    """How many numbers of a picture come out, down and across."""
+    """The height and width of the output."""
     return x.shape[2] + 2 * padding - side + 1, x.shape[3] + 2 * padding - side + 1
 
 
 def is_worthwhile(pictures: int, sizes: tuple[int, int], side: int) -> bool:
-    """Whether so many pictures, of which so much comes out, take less than half of the multiplications."""
+    """Whether pictures of this output size take less than half of the multiplications."""
     step = 7 - side
     tiles = -(-sizes[0] // step) * -(-sizes[1] // step)
     return pictures * tiles >= MIN_TILES and 2 * POINTS * tiles <= sizes[0] * sizes[1] * side**2
 
 
 def convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    """What the layer makes of x."""
+    """The layer's output for x."""
     side, padding = conv.kernel_size[0], square_size(conv.padding)  # type: ignore[arg-type]  # `supports_convolution` refuses names
     if (
         x.dtype == conv.weight.dtype == torch.float32
@@ -74,7 +75,7 @@ def convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 class Winograd(torch.autograd.Function):
-    """The kernel, as torch's gradients see it."""
+    """The kernel as an autograd function."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, padding: int) -> Tensor:
@@ -90,7 +91,7 @@ class Winograd(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
-        """The gradients of x, if it is asked for, of `weight` and of `bias`."""
+        """The gradients of x, if requested, of `weight` and of `bias`."""
         x, weight = ctx.saved_tensors
         outs, ins, *sides = weight.shape
         slopes = torch.empty_like(x) if ctx.needs_input_grad[0] else None
@@ -103,5 +104,5 @@ class Winograd(torch.autograd.Function):
 
 
 def matrices(weight: Tensor, as_nhwc: int, columns: int) -> Any:
-    """The weights as side x side matrices, with these two of their dimensions."""
+    """The weights as side x side matrices over these two dimensions."""
     return weight.detach().permute(2, 3, as_nhwc, columns).contiguous().numpy()
