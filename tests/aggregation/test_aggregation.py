@@ -26,10 +26,10 @@ from mutirao.aggregation import (
     FedTrimmedAvg,
     FedYogi,
     Krum,
+    Mean,
     MultiKrum,
 )
 from mutirao.aggregation.fedbuff import FedBuff
-from mutirao.aggregation.mean import Mean
 from mutirao.core.arrays import Arrays, digest
 from mutirao.core.fleet import Reply
 from mutirao.core.parts import Merged, as_aggregator, request_config

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mutirao.aggregation import NAMES, FedAvg, FedRisk
-from mutirao.aggregation.mean import Mean
+from mutirao.aggregation import NAMES, FedAvg, FedRisk, Mean
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply
 from mutirao.core.parts import Aggregator

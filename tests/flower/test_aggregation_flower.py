@@ -20,9 +20,9 @@ from flwr.serverapp.strategy.fedopt import FedOpt as FlowersFedOpt
 from flwr.supercore.task_identity import TaskIdentity
 
 from mutirao.aggregation import (
+    ASYNCHRONOUS,
+    DRIFT_AND_FAIRNESS,
     NAMES,
-    STALE,
-    STEERED,
     FedAdagrad,
     FedAdam,
     FedAvg,
@@ -204,7 +204,9 @@ def test_equal_to_flowers_strategy_to_the_last_digits_in_float64(
 
 
 def test_every_name_is_compared_with_flower() -> None:
-    ours_alone = {"fedrisk", "mean", "rfa", "centeredclipping"} | {part.__name__.lower() for part in (*STEERED, *STALE)}
+    ours_alone = {"fedrisk", "mean", "rfa", "centeredclipping"} | {
+        part.__name__.lower() for part in (*DRIFT_AND_FAIRNESS, *ASYNCHRONOUS)
+    }
     assert {name for name, _, _ in PAIRS} == set(NAMES) - ours_alone
     assert all(isinstance(ours, NAMES[name]) for name, ours, _ in PAIRS)
 

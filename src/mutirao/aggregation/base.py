@@ -1,4 +1,4 @@
-"""What aggregators share: checked settings, and the mean of models by weights, with a step of one's own.
+"""What aggregators share: checks of settings, weighted means of models with an optional step, distances, staleness.
 
 Clients are taken in the order of their names and sums run in float64, so the order of replies changes no bit.
 """
@@ -18,12 +18,20 @@ Floats = npt.NDArray[np.float64]
 Replies = Mapping[ClientId, Reply]
 Move = Callable[[str, Floats], Floats]
 
+BLOCK = 4096  # columns of the models that are compared at once: they stay in the cache
 TINY = 5e-324  # the least number above 0
-# The least values of settings, 0 for the others, and what they must stay below.
+# The least value of each setting (0 for others), and the value it must stay below.
 LEAST = {"lr": TINY, "tau": TINY, "nu": TINY, "radius": TINY, "keep": 1, "iterations": 1, "population": 1}
 LEAST |= {"alpha": TINY, "client_lr": TINY, "epsilon": TINY}
 BELOW = {"momentum": 1, "beta1": 1, "beta2": 1, "beta": 0.5}
-STATISTICS = ("running_mean", "running_var")  # torch's names for what no gradient moves: their mean is taken as it is
+# Torch's names for batch statistics, which no gradient moves: their mean is taken as it is.
+STATISTICS = ("running_mean", "running_var")
+
+
+def check_setting(name: str, is_valid: bool, value: object, wanted: str) -> None:
+    """Refuse a setting with a wrong value."""
+    if not is_valid:
+        raise ValueError(f"{name} is {value!r}, but must be {wanted}")
 
 
 class Checked:
@@ -31,12 +39,12 @@ class Checked:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            low, high = LEAST.get(name, 0), BELOW.get(name, math.inf)
-            if not isinstance(value, str | None) and not low <= value < high:
-                right = "above 0" if low == TINY else f"at least {low}"
-                raise ValueError(
-                    f"{name} is {value!r}, but must be {right}" + (f" and below {high}" if name in BELOW else "")
-                )
+            low = LEAST.get(name, 0)
+            high = BELOW.get(name, math.inf)
+            least = "above 0" if low == TINY else f"at least {low}"
+            below = f" and below {high}" if name in BELOW else ""
+            if not isinstance(value, str | None):
+                check_setting(name, low <= value < high, value, least + below)
 
 
 class OfMean(Checked):
@@ -46,18 +54,18 @@ class OfMean(Checked):
 
 
 def sample_shares(replies: Replies) -> dict[ClientId, float]:
-    """The share of each client in the samples of all, in the order of their names."""
+    """The share of each client in all samples, in the order of their names."""
     total = sum(r.n for r in replies.values())
     return {c: replies[c].n / total for c in sorted(replies)}
 
 
 def equal_shares(replies: Replies) -> dict[ClientId, float]:
-    """Every client counts the same."""
+    """The same share for each client."""
     return {c: 1 / len(replies) for c in sorted(replies)}
 
 
 def apply_mean_update(current: Arrays, replies: Replies, move: Move | None = None) -> Merged:
-    """x' = x + move(mean update); without `move`, and for what is not of floating point, the mean itself."""
+    """x' = x + move(mean update); the mean itself without `move`, and for integer arrays."""
     return merge_models(current, replies, sample_shares(replies), move)
 
 
@@ -75,12 +83,12 @@ def merge_models(current: Arrays, replies: Replies, weights: dict[ClientId, floa
 
 
 def is_moved(name: str, x: Array) -> bool:
-    """Whether gradients move it: not a counter, nor what batch normalisation keeps of its batches."""
+    """Whether gradients change this array: no counter, and no statistics of batch normalization."""
     return x.dtype.kind == "f" and name.rpartition(".")[2] not in STATISTICS
 
 
 def weigh_updates(current: Arrays, replies: Replies, weights: Mapping[ClientId, float]) -> dict[str, Floats]:
-    """sum_k weight_k (x_k - x) of all that gradients move, for weights that need not sum to one."""
+    """sum_k weight_k (x_k - x) of all arrays that gradients change; the weights need not sum to one."""
     found = {}
     for name, x in current.items():
         if is_moved(name, x):
@@ -90,13 +98,13 @@ def weigh_updates(current: Arrays, replies: Replies, weights: Mapping[ClientId, 
 
 
 def move_by(current: Arrays, replies: Replies, moved: Mapping[str, Floats]) -> Arrays:
-    """The model moved by these updates; what gradients do not move is the mean by samples."""
+    """The model moved by these updates; the other arrays become their mean by samples."""
     mean = apply_mean_update(current, replies).arrays
     return {k: cast_to(x + moved[k], x.dtype) if k in moved else mean[k] for k, x in current.items()}
 
 
 def squares_of(current: Arrays, replies: Replies) -> dict[ClientId, float]:
-    """|x_k - x|^2 of each client, over all that gradients move."""
+    """|x_k - x|^2 of each client, over all arrays that gradients change."""
     found = {}
     for c in sorted(replies):
         gaps = (np.ravel(replies[c].arrays[k].astype(np.float64) - x) for k, x in current.items() if is_moved(k, x))
@@ -105,7 +113,29 @@ def squares_of(current: Arrays, replies: Replies) -> dict[ClientId, float]:
 
 
 def population_of(part: object, population: int | None) -> int:
-    """How many clients there are in all; ConfigError if nobody has told the part."""
+    """The number of all clients; ConfigError if it is not set."""
     if population is None:
-        raise ConfigError(f"{type(part).__name__.lower()} has to know how many clients there are: set `population`")
+        raise ConfigError(f"{type(part).__name__.lower()} needs the number of all clients: set `population`")
     return population
+
+
+def staleness_of(reply: Reply) -> float:
+    """How many models were made since the client began; 0 for a client that the server waited for."""
+    return max(0.0, float(reply.metrics.get("staleness", 0.0)))
+
+
+def squared_distances(current: Arrays, models: list[Arrays]) -> Floats:
+    """||x_i - x_j||^2 from differences: ||x_i||^2 + ||x_j||^2 - 2 x_i x_j would cancel for similar models.
+
+    Integer buffers are left out (unless there is nothing else): a counter of batches would outweigh all parameters.
+    """
+    names = [k for k, v in current.items() if v.dtype.kind == "f"] or list(current)
+    out = np.zeros((len(models), len(models)))
+    for name in sorted(names):
+        rows = [np.ravel(m[name]) for m in models]
+        for start in range(0, rows[0].size, BLOCK):
+            block = np.array([row[start : start + BLOCK] for row in rows], np.float64)
+            for i in range(len(models) - 1):
+                gaps = block[i + 1 :] - block[i]
+                out[i, i + 1 :] += np.einsum("ij,ij->i", gaps, gaps)
+    return out + out.T

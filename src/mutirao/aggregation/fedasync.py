@@ -1,4 +1,4 @@
-"""FedAsync: every model that comes in is mixed into the current one at once, the staler the less."""
+"""FedAsync: each model is mixed into the current one as soon as it arrives, stale ones with less weight."""
 
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from mutirao.aggregation.staleness import check_setting, staleness_of
+from mutirao.aggregation.base import check_setting, staleness_of
 from mutirao.core.arrays import Arrays, average_arrays
 from mutirao.core.fleet import ClientId, Reply
 from mutirao.core.parts import Merged
@@ -17,14 +17,14 @@ Decay = Literal["constant", "hinge", "polynomial"]
 
 @dataclass(frozen=True)
 class FedAsync:
-    """Each model is mixed in as it comes, stale ones less: x' = (1 - m) x + m x_k with m = mixing s(staleness).
+    """Each model is mixed in as it arrives, stale ones less: x' = (1 - m) x + m x_k with m = mixing s(staleness).
 
     s is 1 (`constant`), (staleness + 1)^-a (`polynomial`), or 1 up to a staleness of b and then
     1 / (a (staleness - b) + 1) (`hinge`; the paper has a = 10 there). With `mu` above 0 clients add
     (mu / 2) ||x - x_start||^2 to their loss. Xie, Koyejo and Gupta, 2019. A model trained on the current one has
     staleness 0. `per_round` clients train at once.
 
-    A model that was trained on an older one counts for less:
+    A model that was trained on an older one has less weight:
 
     >>> import numpy as np
     >>> from mutirao import Reply
@@ -50,8 +50,9 @@ class FedAsync:
 
     @property
     def needs(self) -> frozenset[str]:
-        """How stale the replies are, themselves as they were trained; and clients that know of `mu` if it is set."""
-        return frozenset({"replies:staleness", "replies:models", *({f"config:mu={self.mu!r}"} if self.mu else ())})
+        """The staleness of replies, and models as they were trained; if `mu` is set, clients must support it."""
+        needs = frozenset({"replies:staleness", "replies:models"})
+        return needs | {f"config:mu={self.mu!r}"} if self.mu else needs
 
     def buffer_of(self, at_once: int) -> int:
         """Every reply makes a model."""
@@ -64,9 +65,12 @@ class FedAsync:
         return (staleness + 1) ** -self.a if self.decay == "polynomial" else 1.0
 
     def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply], memory: Arrays) -> Merged:
-        made, weights = current, dict[ClientId, float]()
-        for client in sorted(replies, key=lambda c: (-staleness_of(replies[c]), c)):  # there is but one, as a rule
-            share = weights[client] = self.mixing * self.scale(staleness_of(replies[client]))
+        model = current
+        weights: dict[ClientId, float] = {}
+        # There is one reply as a rule; of several, the stalest comes first.
+        for client in sorted(replies, key=lambda c: (-staleness_of(replies[c]), c)):
+            share = self.mixing * self.scale(staleness_of(replies[client]))
+            weights[client] = share
             theirs = replies[client].arrays
-            made = {name: average_arrays([x, theirs[name]], [1 - share, share]) for name, x in made.items()}
-        return Merged(made, weights)
+            model = {name: average_arrays([x, theirs[name]], [1 - share, share]) for name, x in model.items()}
+        return Merged(model, weights)

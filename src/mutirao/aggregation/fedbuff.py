@@ -1,4 +1,4 @@
-"""FedBuff: a model is made of the first updates that come in, whenever their clients began."""
+"""FedBuff: the server aggregates as soon as a buffer of updates has arrived, whenever their clients began."""
 
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
-from mutirao.aggregation.staleness import check_setting, staleness_of
+from mutirao.aggregation.base import check_setting, staleness_of
 from mutirao.core.arrays import Array, Arrays, average_arrays, blend, cast_to
 from mutirao.core.fleet import ClientId, Reply
 from mutirao.core.parts import Merged
@@ -14,13 +14,13 @@ from mutirao.core.parts import Merged
 
 @dataclass(frozen=True)
 class FedBuff:
-    """The mean of the K updates that come in first, stale ones counting less: x' = x + lr (1/K) sum_k s_k u_k.
+    """The mean of the first K updates to arrive, stale ones with less weight: x' = x + lr (1/K) sum_k s_k u_k.
 
     u_k = x_k - x_start,k is what client k changed of the model it began with, and s = (1 + staleness)^-exponent.
     Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek and Huba, 2022, with s = 1 / sqrt(1 + staleness); `per_round` clients
     train at once. Every client counts once, whatever its samples. The sum is divided by K, as in their algorithm, so
-    that stale updates move the model less; FLSim's buffer sums up, which is K times the rate. `buffer` 0 is half of
-    those who train at once.
+    that stale updates move the model less; FLSim's buffer adds them up, which is K times the rate. `buffer` 0 is half
+    of the clients that train at once.
 
     >>> import numpy as np
     >>> from mutirao import Reply
@@ -38,11 +38,11 @@ class FedBuff:
 
     def __post_init__(self) -> None:
         check_setting("lr", 0 < self.lr < inf, self.lr, "above 0")
-        check_setting("buffer", self.buffer >= 0, self.buffer, "at least 1, or 0 for half of those who train at once")
+        check_setting("buffer", self.buffer >= 0, self.buffer, "at least 1, or 0 (half of the clients at work)")
         check_setting("exponent", 0 <= self.exponent < inf, self.exponent, "at least 0")
 
     def buffer_of(self, at_once: int) -> int:
-        """After how many replies a model is made."""
+        """The number of replies that make a model."""
         return self.buffer or (at_once + 1) // 2
 
     def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply], memory: Arrays) -> Merged:

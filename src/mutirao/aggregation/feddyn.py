@@ -1,8 +1,8 @@
-"""FedDyn: each client's loss is bent so that its own optimum moves towards that of all.
+"""FedDyn: dynamic regularization moves the optimum of each client's loss towards that of the global loss.
 
 Client k keeps h_k, at first 0, and from the server's model x takes steps y <- y - lr (g(y) - h_k + alpha (y - x)); then
-h_k' = h_k - alpha (y - x), which at an optimum of the bent loss is the gradient there. The server keeps h: with N
-clients of which those in S answered,
+h_k' = h_k - alpha (y - x), which at an optimum of the regularized loss is the gradient there. The server keeps h: with
+N clients of which those in S answered,
 
     h' = h - alpha / N sum_S (y_k - x),    x' = 1 / |S| sum_S y_k - h' / alpha
 
@@ -31,11 +31,11 @@ MEMORY = "feddyn.h."
 
 @dataclass(frozen=True)
 class FedDyn(Checked):
-    """Clients add -<h_k, y> + (alpha / 2) |y - x|^2 to their loss; the server takes off what they drift on average.
+    """Clients add -<h_k, y> + (alpha / 2) |y - x|^2 to their loss; the server corrects their mean drift.
 
     Acar, Zhao, Navarro, Mattina, Whatmough and Saligrama, 2021.
 
-    Two of four clients answer; besides their mean, 1, the server adds half of it, for those who did not:
+    Two of four clients answer; to their mean, 1, the server adds half of it for those that did not:
 
     >>> import numpy as np
     >>> from mutirao import Reply
@@ -45,11 +45,11 @@ class FedDyn(Checked):
     """
 
     alpha: float = 0.1
-    population: int | None = handed_over()  # N; who builds a run knows it
+    population: int | None = handed_over()  # N, the number of all clients; set by the run
 
     @property
     def needs(self) -> frozenset[str]:
-        """Clients keep h_k, and must know alpha."""
+        """Clients must support the correction, which keeps h_k, and the weight alpha."""
         return frozenset({"config:correct=feddyn", f"config:mu={self.alpha!r}"})
 
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
@@ -59,19 +59,23 @@ class FedDyn(Checked):
         part = len(replies) / max(len(replies), population_of(self, self.population))
         arrays = dict(merged.arrays)
         for name, update in weigh_updates(current, replies, shares).items():
-            key, x = MEMORY + name, current[name]
+            key = MEMORY + name
+            x = current[name]
             memory[key] = np.asarray(memory.get(key, np.zeros_like(update)) - self.alpha * part * update)
             arrays[name] = cast_to(x + update - memory[key] / self.alpha, x.dtype)
         return Merged(arrays, merged.weights)
 
 
 def correction(model: Arrays, kept: Arrays) -> Arrays:
-    """The correction of a client's steps, -h_k; nothing while it is 0."""
+    """The correction of a client's steps, -h_k; empty while it is 0."""
     return {k: -kept[k] for k, x in model.items() if k in kept and kept[k].shape == x.shape}
 
 
 def update_gradient(start: Arrays, end: Arrays, kept: Arrays, alpha: float) -> Arrays:
     """h_k' = h_k - alpha (y - x)."""
-    moved = [k for k, x in start.items() if is_moved(k, x)]
-    old = {k: kept[k] if k in kept and kept[k].shape == start[k].shape else np.zeros_like(start[k]) for k in moved}
-    return {k: (old[k] - alpha * (end[k] - start[k])).astype(start[k].dtype) for k in moved}
+    updated = {}
+    for name, x in start.items():
+        if is_moved(name, x):
+            old = kept[name] if name in kept and kept[name].shape == x.shape else np.zeros_like(x)
+            updated[name] = (old - alpha * (end[name] - x)).astype(x.dtype)
+    return updated

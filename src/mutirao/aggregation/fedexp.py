@@ -1,4 +1,4 @@
-"""FedExP: the server steps further the less its clients agree."""
+"""FedExP: the less the clients' updates agree, the larger the server's step."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class FedExP(Checked):
     """Extrapolation: x' = x + s d, s = max(1, sum_k p_k |x_k - x|^2 / (2 (|d|^2 + epsilon))), d = sum_k p_k (x_k - x).
 
     Jhunjhunwala, Wang and Joshi, "FedExP: Speeding Up Federated Averaging via Extrapolation", ICLR 2023, where all p_k
-    are equal and the mean of the last two models is judged; here p_k = n_k / n, and each model as it is.
+    are equal and the mean of the last two models is evaluated; here p_k = n_k / n, and each model is evaluated itself.
 
     Four clients each move another weight by 4, so that their mean is short; the server goes twice as far:
 
@@ -30,7 +30,8 @@ class FedExP(Checked):
 
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
         """The next model; each client's figure is the step s."""
-        shares, squares = sample_shares(replies), squares_of(current, replies)
+        shares = sample_shares(replies)
+        squares = squares_of(current, replies)
         mean = weigh_updates(current, replies, shares)
         length = sum(float(np.vdot(d, d)) for d in mean.values())
         step = max(1.0, sum(shares[c] * squares[c] for c in shares) / (2 * (length + self.epsilon)))

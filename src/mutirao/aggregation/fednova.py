@@ -1,4 +1,4 @@
-"""FedNova: clients that take more steps do not pull the model to their own optimum."""
+"""FedNova: updates are normalized by local steps, so that clients with more steps do not dominate."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,11 @@ from mutirao.core.parts import Merged
 
 @dataclass(frozen=True)
 class FedNova(Checked):
-    """Updates are divided by how far each client's steps reach: x' = x + lr tau sum_k p_k (x_k - x) / r_k.
+    """Updates are divided by each client's effective steps r_k: x' = x + lr tau sum_k p_k (x_k - x) / r_k.
 
-    p_k = n_k / n, r_k is the client's reach (`mutirao.aggregation.effective_steps`: lr times |a_k|_1) and tau = sum_k
-    p_k r_k. Wang, Liu, Liang, Joshi and Poor, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
+    p_k = n_k / n, r_k are lr times |a_k|_1 (`mutirao.aggregation.effective_steps`) and tau = sum_k p_k r_k.
+
+    Wang, Liu, Liang, Joshi and Poor, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
     Optimization", NeurIPS 2020.
 
     Bia made ten times as many steps as ana, the other way; FedAvg would follow her to -4.5:
@@ -31,16 +32,17 @@ class FedNova(Checked):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Clients tell how far their steps reach."""
+        """Clients report their effective steps."""
         return frozenset({"metrics:reach"})
 
     def fault(self, reply: Reply) -> Failure | None:
-        """A reply without its reach."""
+        """A reply without effective steps."""
         return effective_steps_fault(reply)
 
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
         """The next model; the weights need not sum to one."""
-        shares, reaches = sample_shares(replies), reported_effective_steps(replies)
-        tau = sum(shares[c] * reaches[c] for c in shares)
-        weights = {c: self.lr * tau * shares[c] / reaches[c] for c in shares}
+        shares = sample_shares(replies)
+        steps = reported_effective_steps(replies)
+        tau = sum(shares[c] * steps[c] for c in shares)
+        weights = {c: self.lr * tau * shares[c] / steps[c] for c in shares}
         return Merged(move_by(current, replies, weigh_updates(current, replies, weights)), weights)

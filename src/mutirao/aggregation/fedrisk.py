@@ -1,20 +1,19 @@
 """FedRisk: clients weighted by the risk of their errors, and a memory of the previous global model."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from mutirao.aggregation.base import Replies
 from mutirao.config import handed_over
 from mutirao.core.arrays import Array, Arrays, average_arrays, blend, cast_to
-from mutirao.core.fleet import ClientId, Failure, Reply
+from mutirao.core.fleet import Failure, Reply
 from mutirao.core.parts import Merged
 from mutirao.errors import MutiraoError
 from mutirao.risk import batch_risks
 
-Replies = Mapping[ClientId, Reply]
-NOTHING = np.zeros(0, np.uint8), np.zeros(0, np.int32)  # the errors and batch sizes of a client that told none
+NOTHING = np.zeros(0, np.uint8), np.zeros(0, np.int32)  # errors and batch sizes of a client that sent none
 
 
 @dataclass(frozen=True)
@@ -29,18 +28,18 @@ class FedRisk:
     `memory`, for updates only: `previous` as above, or `momentum`, where the mean weighted update d is gathered in
     v' = momentum v + d (at first v' = d) and x' = beta x + alpha v'.
 
-    With `clamp` no client counts less than nothing: max(0, 1 - risk_k) stands for 1 - risk_k, which the paper lets
-    become negative. With so many `classes` no squared error is above (classes - 1)^2, and who sends a larger one is
-    refused. Still a client may tell the largest errors there can be: this is no defence against liars.
+    With `clamp` no weight is negative: max(0, 1 - risk_k) replaces 1 - risk_k, which the paper lets become negative.
+    With `classes` classes no squared error is above (classes - 1)^2, and a reply with a larger one is refused. Still a
+    client may report the largest possible errors: this is no defence against malicious clients.
 
-    Two clients told the squared errors of two samples each. As published, the one with larger errors counts for more;
+    Two clients send the squared errors of two samples each. As published, the one with larger errors counts for more;
     as described, for less:
 
     >>> from mutirao import Reply
-    >>> def told(w: float, *errors: int) -> Reply:
+    >>> def reply(w: float, *errors: int) -> Reply:
     ...     extras = {"squared_errors": np.array(errors, np.uint8), "batch_sizes": np.array([len(errors)], np.int32)}
     ...     return Reply({"w": np.array([w])}, extras, n=10)
-    >>> replies = {"good": told(1.0, 0, 1), "bad": told(-1.0, 4, 9)}
+    >>> replies = {"good": reply(1.0, 0, 1), "bad": reply(-1.0, 4, 9)}
     >>> for sign in ("published", "described"):
     ...     figures = FedRisk(sign=sign)({"w": np.array([0.0])}, replies, {}).weights
     ...     print(sign, {c: round(w, 2) for c, w in figures.items()})
@@ -69,7 +68,7 @@ class FedRisk:
             raise ValueError("memory=momentum goes with form=updates only")
 
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
-        """Join the replies of a round."""
+        """The next model; the weights are the shares of the clients."""
         clients = sorted(replies)
         risks = dict(zip(clients, self.risks([replies[c] for c in clients]), strict=True))
         trust = {c: max(0.0, 1.0 - r) if self.clamp else 1.0 - r for c, r in risks.items()}
@@ -77,11 +76,13 @@ class FedRisk:
         if self.form == "normalised" and total <= 0:
             if not self.clamp:
                 raise MutiraoError("fedrisk: the weights of this round's clients sum to 0 or less; lower the aversion")
-            trust, total = dict.fromkeys(clients, 1.0), float(len(clients))  # all are as risky: nobody stands out
-        share = {c: t / (total if self.form == "normalised" else len(clients)) for c, t in trust.items()}
+            trust = dict.fromkeys(clients, 1.0)  # all are equally risky
+            total = float(len(clients))
+        divisor = total if self.form == "normalised" else len(clients)
+        share = {c: t / divisor for c, t in trust.items()}
         even = [1 / len(clients)] * len(clients)
 
-        def join(name: str, x: Array) -> Array:
+        def merged(name: str, x: Array) -> Array:
             models = [replies[c].arrays[name] for c in clients]
             if x.dtype.kind != "f":
                 return average_arrays(models, even)
@@ -93,20 +94,22 @@ class FedRisk:
             update = pull - sum(share.values()) * x.astype(np.float64)
             if self.memory == "momentum":
                 key = f"fedrisk.v.{name}"
-                memory[key] = update = np.asarray(self.momentum * memory[key] + update if key in memory else update)
+                if key in memory:
+                    update = np.asarray(self.momentum * memory[key] + update)
+                memory[key] = update
             return cast_to(self.beta * x + self.alpha * update, x.dtype)
 
-        with np.errstate(over="ignore", invalid="ignore"):  # the literal form overflows: the round names it
-            arrays = {name: join(name, x) for name, x in current.items()}
+        with np.errstate(over="ignore", invalid="ignore"):  # the literal form overflows, which the round reports
+            arrays = {name: merged(name, x) for name, x in current.items()}
         return Merged(arrays, share, {c: {"risk": float(r)} for c, r in risks.items()})
 
     @property
     def largest(self) -> int:
-        """The largest squared error there can be: between the first class and the last."""
+        """The largest possible squared error: between the first class and the last."""
         return 255 if self.classes is None else min(255, (self.classes - 1) ** 2)
 
     def fault(self, reply: Reply) -> Failure | None:
-        """Why a reply is not believed, if so: it tells an error that no sample can have."""
+        """A reply with an error that no sample can have."""
         errors = reply.extras.get("squared_errors")
         if errors is None or not errors.size or float(errors.max()) <= self.largest:
             return None
@@ -114,15 +117,16 @@ class FedRisk:
         return Failure("too_large", f"sent a squared error of {float(errors.max()):g}; {why}")
 
     def risks(self, replies: list[Reply]) -> list[float]:
-        """The risk of each client, from the error bytes it sent; a client that sent nonsense counts as having none."""
+        """The risk of each client, from the errors it sent; invalid errors count as none."""
         errors = [usable(r) if self.fault(r) is None else NOTHING for r in replies]
         found = batch_risks([e for e, _ in errors], [s for _, s in errors], self.aversion)
         return [float(r) for r in (found if self.sign == "published" else -found)]
 
 
 def usable(reply: Reply) -> tuple[Array, Array]:
-    """The errors and batch sizes of a reply, or none if they do not fit together: extras come from the client."""
-    errors, sizes = reply.extras.get("squared_errors"), reply.extras.get("batch_sizes")
+    """The errors and batch sizes of a reply, or none if they do not fit together, as a client may send anything."""
+    errors = reply.extras.get("squared_errors")
+    sizes = reply.extras.get("batch_sizes")
     if errors is None or sizes is None or errors.dtype != np.uint8 or sizes.dtype != np.int32:
         return NOTHING
     if errors.ndim != 1 or sizes.ndim != 1 or (sizes < 1).any() or int(sizes.sum(dtype=np.int64)) != len(errors):

@@ -1,4 +1,4 @@
-"""q-FedAvg: clients with a high loss count for more, so that losses become more alike."""
+"""q-FedAvg: clients with a high loss count for more, so that losses become more equal."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from mutirao.core.fleet import Failure, Reply
 from mutirao.core.parts import Merged
 from mutirao.errors import ConfigError
 
-CAP = 10.0  # times the median loss of a round that a client may claim: more would buy it more weight
+CAP = 10.0  # times the median loss of a round: a client cannot gain weight by reporting more
 LOSS = "start_loss"
 
 
@@ -20,10 +20,11 @@ class QFedAvg(Checked):
     """Fairness: minimise sum_k F_k^(q+1) / (q + 1) by x' = x - sum_k F_k^q v_k / sum_k h_k, v_k = L (x - x_k).
 
     h_k = q F_k^(q-1) |v_k|^2 + L F_k^q, L = 1 / client_lr, F_k the loss of the model that client k received, on its own
-    data; a loss counts up to ten times the median. q = 0 weighs all clients alike. Li, Sanjabi, Beirami and Smith,
-    "Fair Resource Allocation in Federated Learning", ICLR 2020.
+    data; a loss counts up to ten times the median. q = 0 gives all clients the same weight.
 
-    The model does worse at bia's, so her update counts for more:
+    Li, Sanjabi, Beirami and Smith, "Fair Resource Allocation in Federated Learning", ICLR 2020.
+
+    The model has a higher loss at bia's, so her update counts for more:
 
     >>> import numpy as np
     >>> from mutirao import Reply
@@ -35,29 +36,33 @@ class QFedAvg(Checked):
     """
 
     q: float = 1.0
-    client_lr: float | None = handed_over()  # who builds a run knows it
+    client_lr: float | None = handed_over()  # set by the run
 
     @property
     def needs(self) -> frozenset[str]:
-        """Clients tell how the model did before they trained it."""
+        """Clients report the loss of the model before they train it."""
         return frozenset({f"metrics:{LOSS}"})
 
     def fault(self, reply: Reply) -> Failure | None:
         """A reply without its loss, or with one that cannot be raised to a power."""
         loss = reply.metrics.get(LOSS)
         if loss is None or loss < 0:
-            return Failure("missing_key", "did not tell its loss, which must be 0 or above, before training")
+            return Failure("missing_key", "sent no loss of 0 or above from before training (metric `start_loss`)")
         return None
 
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
         """The next model; the weights need not sum to one."""
         if self.client_lr is None:
-            raise ConfigError("qfedavg has to know the clients' learning rate: set `client_lr`")
-        steep, squares = 1 / self.client_lr, squares_of(current, replies)
-        told = {c: float(replies[c].metrics[LOSS]) for c in sorted(replies)}
-        middle = float(np.median(list(told.values())))
-        losses = {c: min(f, CAP * middle) + 1e-10 for c, f in told.items()}  # as the authors' code, which divides by it
+            raise ConfigError("qfedavg needs the learning rate of the clients: set `client_lr`")
+        lipschitz = 1 / self.client_lr
+        squares = squares_of(current, replies)
+        reported = {c: float(replies[c].metrics[LOSS]) for c in sorted(replies)}
+        middle = float(np.median(list(reported.values())))
+        # 1e-10 as in the authors' code, which divides by the loss.
+        losses = {c: min(f, CAP * middle) + 1e-10 for c, f in reported.items()}
         power = {c: f**self.q for c, f in losses.items()}
-        whole = sum(self.q * f ** (self.q - 1) * steep**2 * squares[c] + steep * power[c] for c, f in losses.items())
-        weights = {c: steep * power[c] / whole for c in losses}
+        total = sum(
+            self.q * f ** (self.q - 1) * lipschitz**2 * squares[c] + lipschitz * power[c] for c, f in losses.items()
+        )
+        weights = {c: lipschitz * power[c] / total for c in losses}
         return Merged(move_by(current, replies, weigh_updates(current, replies, weights)), weights)

@@ -4,7 +4,7 @@ The server keeps c, client k keeps c_k, both at first 0. A client takes steps y 
 server's model x and then has
 
     option 1:  c_k' = the gradient of its whole data at x
-    option 2:  c_k' = c_k - c + (x - y) / reach        (K steps without momentum: reach = K lr)
+    option 2:  c_k' = c_k - c + (x - y) / r        (K steps without momentum: r = K lr)
 
 and the server, with N clients of which those in S answered,
 
@@ -12,10 +12,11 @@ and the server, with N clients of which those in S answered,
 
 Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
 ICML 2020, where p_k = 1 / |S| and q_k = 1 / N. With weights by samples p_k = n_k / n_S and q_k = n_k / (N m), m the
-mean size of those who answered first. q_k must be in the proportions of p_k, and the same whenever k has its turn: then
-c stays sum_k q_k c_k, which is 0 at the optimum. |S| / N p_k depends on who else answered, and ends elsewhere. In
-option 2 nothing but the model and the reach leaves a client: c_k' - c_k = (x - y) / reach - c, which the server works
-out. With momentum (x - y) / (K lr) is about 1 / (1 - m) times the mean gradient; (x - y) / reach is it.
+mean size of the clients of the first round. q_k must be in proportion to p_k, and the same in every round with k: then
+c stays sum_k q_k c_k, which is 0 at the optimum. |S| / N p_k depends on which other clients answered, and converges
+elsewhere. In option 2 only the model and the effective steps r (`mutirao.aggregation.effective_steps`) leave a client:
+the server computes c_k' - c_k = (x - y) / r - c. With momentum m, (x - y) / (K lr) is about 1 / (1 - m) times the mean
+gradient; (x - y) / r is the mean gradient.
 """
 
 from collections.abc import Mapping
@@ -42,7 +43,7 @@ from mutirao.core.parts import Merged
 
 CONTROL = "control"  # the extra that holds c on the way down, and with option 1 c_k' - c_k on the way up
 MEMORY, SCALE, SIZE = "scaffold.c", "scaffold.scale", "scaffold.size"
-CAP = 10.0  # times the scale that the change of one client's c_k may have: nobody moves c at will
+CAP = 10.0  # times the usual length: the most that one client's c_k may change
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Scaffold(Checked):
 
     Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, 2020.
 
-    The control variate c becomes the clients' mean gradient, found from how far their steps took them:
+    The control variate c becomes the clients' mean gradient, computed from their effective steps:
 
     >>> import numpy as np
     >>> from mutirao import Reply
@@ -66,23 +67,24 @@ class Scaffold(Checked):
     lr: float = 1.0
     option: Literal[1, 2] = 2
     weights: Literal["samples", "equal"] = "samples"
-    population: int | None = handed_over()  # N; who builds a run knows it
+    population: int | None = handed_over()  # N, the number of all clients; set by the run
 
     @property
     def needs(self) -> frozenset[str]:
-        """Clients keep c_k, and tell how far they went or send what changed in it."""
-        told = "extras:control" if self.option == 1 else "metrics:reach"
-        return frozenset({f"config:correct=scaffold{self.option}", "comes:control", told})
+        """Clients must support the correction, which keeps c_k, and send its change or their effective steps."""
+        sent = "extras:control" if self.option == 1 else "metrics:reach"
+        return frozenset({f"config:correct=scaffold{self.option}", "comes:control", sent})
 
     def sends(self, current: Arrays, memory: Arrays) -> Arrays:
         """c, as one vector, once it is not 0."""
         return {CONTROL: memory[MEMORY]} if MEMORY in memory else {}
 
     def fault(self, reply: Reply) -> Failure | None:
-        """A reply without what c is made of."""
+        """A reply without what c is computed from."""
         if self.option == 2:
             return effective_steps_fault(reply)
-        sent, size = reply.extras.get(CONTROL), sum(x.size for k, x in reply.arrays.items() if is_moved(k, x))
+        sent = reply.extras.get(CONTROL)
+        size = sum(x.size for k, x in reply.arrays.items() if is_moved(k, x))
         if sent is None or sent.dtype != np.float32 or sent.shape != (size,):
             return Failure("shape", f"did not send its change of the control variate, {size} numbers of float32")
         return None
@@ -95,20 +97,21 @@ class Scaffold(Checked):
         if self.option == 1:
             changes = [replies[c].extras[CONTROL].astype(np.float64) for c in shares]
         else:
-            start, reaches = vector_of(current), reported_effective_steps(replies)
-            changes = [(start - vector_of(replies[c].arrays)) / reaches[c] - before for c in shares]
+            start = vector_of(current)
+            steps = reported_effective_steps(replies)
+            changes = [(start - vector_of(replies[c].arrays)) / steps[c] - before for c in shares]
         counts = {c: replies[c].n if self.weights == "samples" else 1 for c in shares}
         size = memory.setdefault(SIZE, np.asarray(float(np.mean(list(counts.values())))))
-        everyone = float(size) * max(len(replies), population_of(self, self.population))
-        after = before + blend(clip_changes(changes, memory), [n / everyone for n in counts.values()])
+        samples = float(size) * max(len(replies), population_of(self, self.population))  # N m
+        after = before + blend(clip_changes(changes, memory), [n / samples for n in counts.values()])
         memory[MEMORY] = after.astype(np.float32)
         return merged
 
 
 def clip_changes(changes: list[Floats], memory: Arrays) -> list[Floats]:
-    """The changes of the c_k, those of absurd length cut: the scale is the largest median length of any round so far.
+    """The changes of the c_k, clipped to CAP times the largest median length of any round so far.
 
-    Of any: near the optimum changes are short, but that of a client which has its first turn is as long as ever.
+    Of any round: near the optimum changes are short, but that of a client selected for the first time is not.
     """
     lengths = [float(np.linalg.norm(x)) for x in changes]
     scale = max(float(memory.get(SCALE, np.asarray(0.0))), float(np.median(lengths)))
@@ -117,17 +120,18 @@ def clip_changes(changes: list[Floats], memory: Arrays) -> list[Floats]:
 
 
 def vector_of(arrays: Arrays) -> Floats:
-    """All that gradients move in one vector, in the order of the names."""
+    """All arrays that gradients change as one vector, in the order of the names."""
     parts = [np.ravel(arrays[k]).astype(np.float64) for k in sorted(arrays) if is_moved(k, arrays[k])]
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
 def arrays_in(vector: Array, like: Arrays) -> Arrays:
-    """The arrays of a vector; ValueError if it is of another length."""
+    """The arrays of a vector; ValueError if its length is not the model's."""
     names = [k for k in sorted(like) if is_moved(k, like[k])]
     if vector.ndim != 1 or len(vector) != sum(like[k].size for k in names):
-        raise ValueError("the control variate that came is not of the model's size")
-    out, start = {}, 0
+        raise ValueError("the control variate received does not have the model's size")
+    out = {}
+    start = 0
     for name in names:
         end = start + like[name].size
         out[name] = vector[start:end].reshape(like[name].shape).astype(like[name].dtype)
@@ -136,18 +140,18 @@ def arrays_in(vector: Array, like: Arrays) -> Arrays:
 
 
 def correct(model: Arrays, extras: Mapping[str, Array], kept: Array | None) -> Arrays:
-    """The correction of a client's steps, c - c_k; nothing while both are 0."""
+    """The correction of a client's steps, c - c_k; empty while both are 0."""
     c = extras.get(CONTROL)
     if c is None and kept is None:
         return {}
     size = len(vector_of(model))
     if kept is not None and kept.shape != (size,):
-        kept = None  # of another model, such as one with another head: it begins anew
+        kept = None  # of another model, such as one with another head: c_k starts from 0 again
     gap = (np.zeros(size, np.float32) if c is None else c) - (np.float32(0) if kept is None else kept)
     return arrays_in(np.asarray(gap, np.float32), model)
 
 
-def update_control(start: Arrays, end: Arrays, correction: Arrays, reach: float) -> Floats:
-    """c_k' of option 2, which is (x - y) / reach less the correction c - c_k."""
-    seen = (vector_of(start) - vector_of(end)) / reach
-    return seen - vector_of({k: correction.get(k, np.zeros_like(x)) for k, x in start.items()})
+def update_control(start: Arrays, end: Arrays, correction: Arrays, steps: float) -> Floats:
+    """c_k' of option 2: (x - y) / r, the mean gradient, less the correction c - c_k."""
+    gradient = (vector_of(start) - vector_of(end)) / steps
+    return gradient - vector_of({k: correction.get(k, np.zeros_like(x)) for k, x in start.items()})
