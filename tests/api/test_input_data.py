@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import mutirao as mu
-from mutirao.api.data_partition import hold_back, join
 from mutirao.api.input_data import read_given
+from mutirao.api.recipe import hold_back, join
 from mutirao.errors import ConfigError
 from mutirao.training.lazy_samples import LazyInputs
 from mutirao.training.samples import ClientData, Samples

@@ -8,8 +8,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
-from mutirao.api.notebook_picture import Drawn, draw_kind
-from mutirao.api.result import Page, as_frame
+from mutirao.api.result import Drawn, Page, as_frame, draw_kind
 from mutirao.api.run import Entry, Mode, enter, how_shown
 from mutirao.api.settings import Pairs
 from mutirao.config import Common, resolve

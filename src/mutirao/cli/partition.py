@@ -72,8 +72,7 @@ def summary_of(recipe: str, task: Any) -> Any:
 
 def draw_summary(summary: Any, kind: str, out: Path) -> None:
     """Write the picture, and the table beside it."""
-    from mutirao.report.partition_plot import draw_bubbles
-    from mutirao.report.plots import draw_partition
+    from mutirao.report.plots import draw_bubbles, draw_partition
 
     (draw_bubbles if kind == "bubbles" else draw_partition)(summary, out.expanduser())
 

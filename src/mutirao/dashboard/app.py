@@ -14,12 +14,10 @@ from fastapi import Body, FastAPI, Header, HTTPException, Query
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
 from mutirao.dashboard.client_rows import Clients, clients_of, page_of
-from mutirao.dashboard.pages import HERE, page_app
-from mutirao.dashboard.request_guard import POLICY
+from mutirao.dashboard.pages import HERE, POLICY, page_app
 from mutirao.dashboard.run_control import Control, Refused
 from mutirao.dashboard.run_index import Item, mark_of
 from mutirao.dashboard.settings import read_settings, settings_of
-from mutirao.dashboard.verdicts import study_of
 from mutirao.dashboard.watcher import Watcher
 from mutirao.metrics import direction_of
 from mutirao.report import charts, client_charts, render
@@ -27,10 +25,51 @@ from mutirao.report.html_page import ASSETS as REPORT
 from mutirao.report.html_page import is_steady
 from mutirao.report.run_state import last_lines, state_in
 from mutirao.report.sentences import sentences
+from mutirao.report.study_report import best_of, cell_states, tell_study, thresholds_of
 from mutirao.research_notice import notice_of
 from mutirao.runs.linked_trails import subtable
 from mutirao.runs.notes import Changed, read_notes, write_notes
 from mutirao.runs.reader import Record, clean, json_of, text_in
+
+FIGURES = ("mean", "half_t", "best", "wobble", "difference", "difference_half", "p_t", "p_holm")
+
+
+def study_of(folder: Path) -> dict[str, Any]:
+    """The study's sentences, and a table for each of its metrics."""
+    table, plan = json_of(folder / "table.json"), json_of(folder / "study.json")
+    lines = [x for x in table.get("lines") or [] if isinstance(x, dict) and "metric" in x and "method" in x]
+    metrics = dict.fromkeys(str(x["metric"]) for x in lines)
+    tables = [table_of(table, [x for x in lines if str(x["metric"]) == metric], metric) for metric in metrics]
+    goals = thresholds_of(plan)
+    tables = [found | {"threshold": goals.get(found["metric"])} for found in tables]
+    planned = plan.get("cells")
+    cells = [str(c) for c in planned] if isinstance(planned, list) else []
+    words = list(tell_study(table, lines, cell_states(folder, plan)))
+    found: dict[str, Any] = {"words": words, "baseline": str(table.get("baseline", "")), "planned": cells}
+    return found | {"tables": clean(tables)}
+
+
+def table_of(table: dict[str, Any], lines: list[dict[str, Any]], metric: str) -> dict[str, Any]:
+    """The methods by one metric, the best first; if nobody says which way is better, in the order of the study."""
+    known = [x for x in lines if isinstance(x.get("mean"), int | float)]
+    top = best_of(known, metric, table)
+    if top is not None:
+        falling = all(top["mean"] >= x["mean"] for x in known)
+        known = sorted(known, key=lambda x: -x["mean"] if falling else x["mean"])
+    rows = [row_of(x, x is top, str(table.get("baseline", ""))) for x in known]
+    return {"metric": metric, "rows": rows}
+
+
+def row_of(line: dict[str, Any], top: bool, baseline: str) -> dict[str, Any]:
+    """One method: its figures, and the comparison's verdict in a word."""
+    numbers = {k: v for k in FIGURES if isinstance(v := line.get(k), int | float) and not isinstance(v, bool)}
+    verdict = str(line.get("verdict", ""))
+    word = "baseline" if str(line["method"]) == baseline else {"not shown": "undecided"}.get(verdict, verdict)
+    values = line.get("values")
+    runs = len(values) if isinstance(values, list) else 0
+    reached = str(line.get("rounds_to") or "")
+    return {"method": str(line["method"]), "top": top, "verdict": word, "runs": runs, "rounds_to": reached, **numbers}
+
 
 ASSETS = (REPORT / "charts.js", *HERE.glob("*.css"), *HERE.glob("*.js"))
 DOWNLOADS = re.compile(

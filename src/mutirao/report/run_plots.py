@@ -1,23 +1,184 @@
 """What a run leaves to look at: the pictures every run has, and those its task hands over data for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+
+from mutirao.clustering.group_tables import Plane, Scan
 from mutirao.config import load_name, nearest
+from mutirao.core.exclusion import PopulationWithout
+from mutirao.core.fleet import ClientId
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.experiments.task import Task
-from mutirao.partitioning import PartitionSummary
-from mutirao.report.client_data import count_held, name_clients
-from mutirao.report.confusion_plot import draw_confusion
-from mutirao.report.group_plots import draw_plane, draw_scan
+from mutirao.io import write_rows, write_whole
+from mutirao.partitioning.heterogeneity import SAMPLES, PartitionSummary, describe
 from mutirao.report.participation_plots import draw_participation
+from mutirao.report.plot_style import BRIGHT, INK, add_legend, blank, palette, save, tidy
 from mutirao.report.plots import draw_curves, draw_partition, draw_weights
 from mutirao.runs.column_names import metrics_in_row
 from mutirao.runs.csv_tables import CsvTable
 from mutirao.runs.participation import participation_in
 from mutirao.runs.reader import Record
+
+
+def draw_plane(found: Plane, path: Path) -> None:
+    """Draw the clients in the plane, coloured by group; where they lie stands beside the picture in `plane.csv`."""
+    groups, plane, share = found.groups, found.points, found.shares
+    figure, axes = blank(6.6, 4.6)
+    colours = palette(max(1, groups.count))
+    for i, name in enumerate(groups.names):
+        mine = groups.labels == i
+        label = f"{name}: {int(mine.sum())}" if groups.count <= 12 else None
+        x, y = plane[mine].T
+        axes.scatter(x, y, s=42, color=colours[i], edgecolors="white", linewidths=0.6, label=label)
+    if (waits := groups.labels < 0).any():
+        x, y = plane[waits].T
+        axes.scatter(x, y, s=46, color=INK, marker="x", label=f"waits: {int(waits.sum())}")
+    many = "group" if groups.count == 1 else "groups"
+    axes.set(
+        xlabel=f"first component ({share[0]:.0%} of the variance)",
+        ylabel=f"second component ({share[1]:.0%})",
+        title=f"{len(groups.clients):,} clients by what their warm-up sent: {groups.count} {many}",
+    )
+    tidy(axes, grid="both")
+    if groups.count <= 12:
+        add_legend(axes, title="clients", loc="center left", bbox_to_anchor=(1, 0.5))
+    save(figure, path)
+    places = zip(groups.clients, plane.tolist(), strict=False)
+    rows = [["client", "x", "y"], *([client, *place] for client, place in places)]
+    write_whole(path.with_name("plane.csv"), write_rows(rows))  # the report draws it again
+
+
+def draw_scan(scan: Scan, path: Path) -> None:
+    """Draw how many groups DBSCAN finds for each eps, and how many clients are in none."""
+    tables, chosen = scan.tables, scan.chosen
+    figure, panels = blank(8.6, 3.4, 1, len(tables), squeeze=False)
+    for axes, (space, rows) in zip(panels[0], tables.items(), strict=True):
+        found, last = [r.groups for r in rows], rows[-1].low
+        ends = [*(max(r.low, last * 1e-3) for r in rows), last * 1.6]
+        axes.stairs(found, ends, color=BRIGHT[0], linewidth=1.8, baseline=None, label="groups")
+        axes.set(xscale="log", ylim=(0, max(found) + 0.6), xlabel="eps", title=space)
+        right = axes.twinx()
+        right.stairs([r.noise for r in rows], ends, color=BRIGHT[1], linestyle="--", baseline=None)
+        right.set_ylim(0, 1.02)
+        axes.set_ylabel("groups", color=BRIGHT[0])
+        right.set_ylabel("share of clients in none", color=BRIGHT[1])
+        tidy(axes, grid="both")
+        tidy(right, grid="y")
+        right.grid(False)
+    if chosen.holds:
+        axes.axvspan(chosen.low, chosen.high, color=BRIGHT[2], alpha=0.15, linewidth=0)
+        axes.annotate("chosen", (chosen.eps, 0.25), ha="center", color=INK, fontsize=9)
+    save(figure, path)
+
+
+class ConfusionMatrix(Protocol):
+    """Counts by true class (rows) and class found (columns), and the names of the classes."""
+
+    @property
+    def counts(self) -> Any:
+        """How many of a true class (row) were taken for a class (column)."""
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """The names of the classes."""
+
+
+def draw_confusion(found: ConfusionMatrix, path: Path) -> None:
+    """Draw what was taken for what: a row a true class, its shares as shades, its counts as numbers."""
+    counts, classes = found.counts, found.classes
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    side = 2.6 + 0.62 * len(classes)
+    figure, axes = blank(side + 0.6, side)
+    axes.imshow(shares, cmap="GnBu", vmin=0, vmax=1)
+    for i, row in enumerate(counts):
+        for j, n in enumerate(row):
+            if n:
+                axes.text(j, i, str(n), ha="center", va="center", color="white" if shares[i, j] > 0.6 else "#333333")
+    names = [c.replace("_", " ") for c in classes]
+    axes.set_xticks(range(len(classes)), names, rotation=40, ha="right")
+    axes.set_yticks(range(len(classes)), names)
+    axes.set(xlabel="found by the model", ylabel="true class")
+    axes.set_title("global test set", fontsize=11)
+    axes.spines[:].set_visible(False)
+    save(figure, path)
+
+
+MOST_CLIENTS, MOST_CLASSES = 20_000, 1_000  # beyond which counting takes long, or shows nothing
+
+
+@runtime_checkable
+class CountsClasses(Protocol):
+    """A population that can count a client's classes without reading its data, such as folders of pictures."""
+
+    accepts_any_client: bool  # whether it stands for any client, so that it knows none by name
+
+    def counts(self, name: ClientId) -> Mapping[str, int]:
+        """The samples of a client by class."""
+
+
+def count_held(population: Mapping[ClientId, Any]) -> PartitionSummary | None:
+    """The samples of each client by class, or in all where they have none; None where that is not known here.
+
+    Nothing is read that is not at hand: data that come from elsewhere, or are not `Samples`, are not counted.
+    """
+    from mutirao.training.samples import ClientData, Samples, VirtualClients  # late: it brings torch
+
+    whole = population.population if isinstance(population, PopulationWithout) else population
+    if not 1 < len(population) <= MOST_CLIENTS:
+        return None
+    if isinstance(whole, CountsClasses):
+        try:
+            return (
+                None
+                if whole.accepts_any_client
+                else count_labels({name: spread(whole.counts(name)) for name in population})
+            )
+        except ConfigError:  # this party does not hold their pictures
+            return None
+    if not isinstance(whole, dict | VirtualClients):
+        return None
+    held = {name: population[name] for name in population}
+    if not all(isinstance(data, Samples | ClientData) for data in held.values()):
+        return None
+    return count_labels({name: labels_of(Samples.of(data)) for name, data in held.items()})
+
+
+def labels_of(samples: Any) -> Any:
+    """The labels of a client's samples."""
+    return samples.y.numpy() if samples.index is None else samples.y.numpy()[samples.index]
+
+
+def spread(counts: Mapping[str, int]) -> Any:
+    """Counts of classes as labels."""
+    return np.repeat(np.array([*counts], str), np.array([*counts.values()], np.intp))
+
+
+def count_labels(labels: Mapping[ClientId, Any]) -> PartitionSummary | None:
+    """Labels counted by class where they are classes, of not too many kinds, and all together otherwise."""
+    each = list(labels.values())
+    sizes = np.array([len(y) for y in each])
+    if not sizes.sum():
+        return None
+    ends = np.cumsum(sizes)
+    parts = [np.arange(end - many, end) for end, many in zip(ends, sizes, strict=True)]
+    classed = all(y.ndim == 1 and y.dtype.kind in "biuU" for y in each)
+    y = np.concatenate(each) if classed else np.full(int(ends[-1]), SAMPLES)
+    if classed and len(np.unique(y)) > MOST_CLASSES:
+        y = np.full(len(y), SAMPLES)
+    return replace(describe(y, parts), clients=tuple(labels))
+
+
+def name_clients(summary: PartitionSummary, population: Mapping[ClientId, Any]) -> PartitionSummary:
+    """The summary with its clients' names, which it lacks if a recipe counted parts."""
+    whole = population.population if isinstance(population, PopulationWithout) else population
+    fits = not summary.clients and len(whole) == len(summary.counts)
+    return replace(summary, clients=tuple(whole)) if fits else summary
+
 
 # One painter a kind, `(data, path)`; a kind of your own is a dotted path to one.
 PAINTERS: dict[str, Callable[[Any, Path], None]] = {

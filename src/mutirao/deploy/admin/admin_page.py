@@ -10,8 +10,7 @@ from fastapi import Body, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 
-from mutirao.dashboard.pages import page_app
-from mutirao.dashboard.request_guard import Receive, Scope, Send
+from mutirao.dashboard.pages import Receive, Scope, Send, page_app
 from mutirao.deploy.admin.facts import overview, why_not_working
 from mutirao.deploy.keys import key_fingerprint
 from mutirao.deploy.layout import Node, Server, check_name
