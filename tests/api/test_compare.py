@@ -161,7 +161,7 @@ def test_it_goes_on_with_what_is_there_and_with_nothing_else() -> None:
         ({"methods": BOTH, "seed": 3}, "seed: a comparison goes over several"),
         ({"methods": BOTH, "metrics": ["acuracy"]}, "no cell has a metric 'acuracy'; did you mean 'accuracy'?"),
         ({"methods": BOTH, "metrics": "acuracy"}, "no cell has a metric 'acuracy'; did you mean 'accuracy'?"),
-        ({"methods": {"a": {"loss": "mse"}}}, "method 'a': loss: it is handed over once"),
+        ({"methods": {"a": {"loss": "mse"}}}, "method 'a': loss: it is an argument of mutirao.run"),
         ({"methods": {"a": {"clients": 5000}}, "seeds": 1}, "5000 clients"),
     ],
 )

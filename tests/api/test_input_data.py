@@ -93,7 +93,7 @@ def test_clients_that_see_some_classes_number_them_as_the_others_do() -> None:
 
 
 @pytest.mark.pictures
-def test_a_column_says_whose_a_row_is() -> None:
+def test_a_column_names_the_client_of_each_row() -> None:
     result = mu.run(model, FRAME, target="kind", client="ward", **SMALL)
     assert set(result.clients["client"]) <= {0, 1, 2, 3, 4} | set("01234")
     table = tomllib.loads((result.folder / "config.toml").read_text())
@@ -104,8 +104,8 @@ def test_a_column_says_whose_a_row_is() -> None:
     assert (result.folder / "partition.png").exists()
     for keywords, said in (
         ({"client": "wrad"}, "client='wrad': there is no such column; did you mean 'ward'?"),
-        ({"client": "ward", "clients": 3}, "clients: the data come dealt to 5 clients; leave it out"),
-        ({"client": "ward", "partition": "iid"}, "partition: the data come dealt to 5 clients; leave it out"),
+        ({"client": "ward", "clients": 3}, "clients: the data are already assigned to 5 clients; leave it out"),
+        ({"client": "ward", "partition": "iid"}, "partition: the data are already assigned to 5 clients; leave it out"),
     ):
         with pytest.raises(ConfigError) as caught:
             mu.run(model, FRAME, target="kind", **keywords)  # type: ignore[arg-type]
@@ -147,7 +147,7 @@ def test_pooled_data_are_the_reference() -> None:
 
 def test_what_is_known_by_digest_changes_with_every_number() -> None:
     def told(data: Any, **more: Any) -> str:
-        return read_given(data, more.get("target"), more.get("client"), more.get("test")).told
+        return read_given(data, more.get("target"), more.get("client"), more.get("test")).summary
 
     x = X.copy()
     x[149, 3] = 9
@@ -162,13 +162,13 @@ def test_what_is_known_by_digest_changes_with_every_number() -> None:
 @pytest.mark.parametrize(
     ("data", "keywords", "said"),
     [
-        ({"a": (X, Y), "b": (X[:0], Y[:0])}, {}, "data: client 'b' holds no samples"),
-        ({"a": (X, Y), " ": (X, Y)}, {}, "data: ' ' is no name for a client"),
+        ({"a": (X, Y), "b": (X[:0], Y[:0])}, {}, "data: client 'b' has no samples"),
+        ({"a": (X, Y), " ": (X, Y)}, {}, "data: ' ' cannot be the name of a client"),
         ({1: (X, Y), "1": (X, Y)}, {}, "data: the names of two clients are the same"),
         ({"a": (X, Y), "b": (X, NAMES[Y])}, {}, "data: some labels are text and some are numbers"),
         (FRAME, {"target": "kidn"}, "kidn"),
         (FRAME, {"target": "a"}, "'kind' is text"),
-        ((X[:1], Y[:1]), {}, "one sample cannot be parted"),
+        ((X[:1], Y[:1]), {}, "one sample cannot be split"),
     ],
 )
 def test_what_cannot_be_used_is_said_in_a_line(data: Any, keywords: dict[str, Any], said: str) -> None:
@@ -261,8 +261,8 @@ def test_samples_that_are_read_when_needed_make_the_same_run() -> None:
     assert isinstance(lazy.x, LazyInputs)
     found = mu.run(model, lazy, clients=5, **SMALL)
     assert found.digest == mu.run(model, Items(), clients=5, **SMALL).digest
-    told = read_given(lazy, None, None, None).told
-    assert told == read_given(Samples.of(Items(), limit=500), None, None, None).told
+    summary = read_given(lazy, None, None, None).summary
+    assert summary == read_given(Samples.of(Items(), limit=500), None, None, None).summary
     half = {"a": Samples.of(Items(), limit=500), "b": Samples.of(Items(), limit=500)}
     with pytest.raises(ConfigError, match="cannot be put together; give test= a set of its own"):
         mu.run(model, half, **SMALL)

@@ -108,7 +108,7 @@ def test_it_goes_on_with_the_same_model_and_data_and_with_no_other() -> None:
         (lambda: mu.run(module, (X, Y), test=0.3, **SMALL, out="a", resume=True), "test cannot change"),
         (lambda: mu.run(module, (X, Y), **SMALL | {"lr": 0.1}, out="a", resume=True), "lr cannot change"),
         (lambda: mu.run("quickstart", out="a", resume=True), "recipe cannot change"),
-        (lambda: mu.run(module, (X, Y), **SMALL, out="a"), "out: a already holds a run; resume=True goes on"),
+        (lambda: mu.run(module, (X, Y), **SMALL, out="a"), "out: a already holds a run; pass resume=True"),
     ):
         with pytest.raises(ConfigError, match=named):
             wrong()
@@ -187,9 +187,9 @@ def test_a_recipes_own_model_is_a_setting_and_a_module_may_be_named() -> None:
     assert sorted(linear.arrays()) == ["bias", "weight"]
     x, y, few = X, Y, {"rounds": 1, "clients": 3}
     assert mu.run(net, (x, y), **few, out="a").digest == mu.run(model=net, data=(x, y), **few, out="b").digest
-    with pytest.raises(ConfigError, match="model: it is handed over once, and no setting"):
+    with pytest.raises(ConfigError, match="model: it is an argument of mutirao"):
         mu.run(net, (x, y), model="linear", out="c")
-    with pytest.raises(ConfigError, match="model: there is none"):
+    with pytest.raises(ConfigError, match="model: expected a torch module"):
         mu.run()
 
 
@@ -266,28 +266,28 @@ class Wrong(nn.Module):
 @pytest.mark.parametrize(
     ("arguments", "keywords", "said"),
     [
-        ((None, (X, Y)), {}, "model: there is none"),
-        ((3, (X, Y)), {}, "model: a int is no torch module; give an nn.Module"),
-        ((lambda: 3, (X, Y)), {}, "model: what it makes is a int, no torch module"),
+        ((None, (X, Y)), {}, "model: expected a torch module"),
+        ((3, (X, Y)), {}, "model: expected nn.Module, got int; give an nn.Module"),
+        ((lambda: 3, (X, Y)), {}, "model: expected a factory of nn.Module, but it returned int"),
         ((nn.Linear, (X, Y)), {}, "model: Linear() failed"),
         ((Wrong, (X, Y)), {}, "model: Wrong() failed: no luck"),
-        ((nn.LazyLinear(10), (X, Y)), {}, "model: it has lazy layers"),
-        ((net,), {}, "data: there are none"),
+        ((nn.LazyLinear(10), (X, Y)), {}, "model: lazy layers have no shape yet"),
+        ((net,), {}, "data: expected data for the model, got None"),
         ((net, 7), {}, "data: "),
         ((net, "digits"), {}, "data: "),
         ((net, {}), {}, "data: an empty dict"),
         ((net, (X, Y[:-1])), {}, "do not belong together"),
         ((net, (X, Y)), {"client": "hospital"}, "client='hospital': a tuple has no columns"),
-        ((net, (X, Y)), {"test": 1.5}, "test: 1.5 is no share"),
-        ((net, (X, Y)), {"test": 0}, "test: 0 is no share"),
+        ((net, (X, Y)), {"test": 1.5}, "test: expected a share between 0 and 1 or a data set, got 1.5"),
+        ((net, (X, Y)), {"test": 0}, "test: expected a share between 0 and 1 or a data set, got 0"),
         ((net, (X, Y)), {"loss": "mse"}, "loss: 'mse' cannot be called"),
         ((net, (X, Y)), {"optimizer": "adm"}, "optimizer: 'adm' is not a choice; did you mean 'adam'"),
         ((net, (X, Y)), {"partition": "by_key"}, "partition: no part is called 'by_key'"),
-        ((net, (X, Y)), {"partition": "dealt"}, "partition=dealt: the data do not say who holds what"),
-        ((net, (X, Y)), {"settings": {"model": "x"}}, "model: it is handed over once"),
+        ((net, (X, Y)), {"partition": "dealt"}, "partition=dealt: the data do not name their clients"),
+        ((net, (X, Y)), {"settings": {"model": "x"}}, "model: it is an argument of mutirao.run"),
         ((net, (X, Y)), {"progress": "loud"}, "progress: 'loud' is none of auto, lines, quiet"),
         ((net, (X, Y)), {"clients": 5000}, "partition=dirichlet: 5000 clients"),
-        ((net, (X, X[:, 0])), {"partition": "dirichlet"}, "partition=dirichlet: it deals by class"),
+        ((net, (X, X[:, 0])), {"partition": "dirichlet"}, "partition=dirichlet: this partition splits by class"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line_and_leaves_nothing(

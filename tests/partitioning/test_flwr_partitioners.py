@@ -90,11 +90,11 @@ def test_an_object_deals_the_data_of_a_run(tmp_path: Path) -> None:
     assert 'name = "dealt"' in config
     assert "clients = 5" in config
     assert results[0].digest == results[1].digest  # the object is as it was, and deals the same again
-    with pytest.raises(ConfigError, match="clients: the data come dealt to 5 clients"):
+    with pytest.raises(ConfigError, match="clients: the data are already assigned to 5 clients"):
         mutirao.run(nn.Linear(4, 5), data, partition=dealer, clients=7, rounds=1, out=tmp_path / "x")
     with pytest.raises(ConfigError, match="a recipe takes it by its name"):
         mutirao.run("quickstart", partition=dealer, rounds=1, out=tmp_path / "x")
-    with pytest.raises(ConfigError, match="the data come dealt to 2 clients"):
+    with pytest.raises(ConfigError, match="the data are already assigned to 2 clients"):
         mutirao.run(nn.Linear(4, 5), {"a": data, "b": data}, partition=dealer, rounds=1, out=tmp_path / "x")
     with pytest.raises(ConfigError, match="it parts by classes, and these labels are none"):
         mutirao.run(nn.Linear(4, 1), (x, x[:, 0]), partition=dealer, rounds=1, out=tmp_path / "x")

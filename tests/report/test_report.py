@@ -23,7 +23,7 @@ from mutirao.errors import ConfigError, TooFewReplies
 from mutirao.experiments import task as recipes
 from mutirao.report import charts as charts_of
 from mutirao.report import client_charts, execute, render, write_report
-from mutirao.report.charts import told_apart
+from mutirao.report.charts import distinct_metrics
 from mutirao.report.html_page import Page, is_steady
 from mutirao.report.run_report import add_ends
 from mutirao.report.run_state import RunState, state_of
@@ -381,4 +381,4 @@ def test_a_metric_that_differs_by_rounding_alone_is_shown_once(run: Path) -> Non
     writer.writerows(rows)
     (run / "history.csv").write_text(text.getvalue())
     assert "again" in Record.of(run).metrics
-    assert "again" not in told_apart(Record.of(run))
+    assert "again" not in distinct_metrics(Record.of(run))

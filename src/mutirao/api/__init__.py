@@ -1,1 +1,1 @@
-"""The door from Python: `mutirao.run`, `mutirao.compare` and what they give back."""
+"""The Python API: `mutirao.run`, `mutirao.compare` and their results."""

@@ -8,7 +8,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
-from mutirao.api.result import Drawn, Page, as_frame, draw_kind
+from mutirao.api.result import Page, Picture, as_frame, draw_kind
 from mutirao.api.run import Entry, Mode, enter, how_shown
 from mutirao.api.settings import Pairs
 from mutirao.config import Common, resolve
@@ -67,8 +67,10 @@ def compare(
     if not isinstance(methods, Mapping) or not methods:
         raise ConfigError('methods: name at least one, such as methods={"FedAvg": {}, "FedYogi": {...}}')
     what = common.pop("model", None) if model is None else model
-    dealer = common.pop("partition") if is_partitioner(common.get("partition")) else None
-    entry = enter(what, data, target=target, client=client, test=test, loss=loss, transform=transform, dealer=dealer)
+    partitioner = common.pop("partition") if is_partitioner(common.get("partition")) else None
+    entry = enter(
+        what, data, target=target, client=client, test=test, loss=loss, transform=transform, partitioner=partitioner
+    )
     study = plan(
         entry, methods, seeds, over or {}, baseline, metrics, {"optimizer": optimizer, **common, **(settings or {})}
     )
@@ -169,7 +171,7 @@ class Table:
         """The study on one page."""
         return Page(self.folder / "report.html")
 
-    def plot(self, kind: str = "bands", **options: Any) -> Drawn:
+    def plot(self, kind: str = "bands", **options: Any) -> Picture:
         """A picture of the study: a kind of `mutirao plot` with its options."""
         return draw_kind(self.folder, kind, **options)
 

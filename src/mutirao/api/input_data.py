@@ -1,4 +1,4 @@
-"""Data as they are handed over: read once, labels numbered for all, and known by a digest."""
+"""The `data` argument of `mutirao.run`: read once, with one numbering of the classes for all clients, and a digest."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,33 +22,33 @@ from mutirao.training.samples import ClientData, Samples
 
 LOOKED_AT = 16  # samples of a set that is read when batches need it, by which it is known
 RIGHT = "give a pair (x, y), a Dataset, a frame, a table, a dict of columns with target=, or a dict of clients"
-Held = tuple[Samples, Samples | None]  # to train on, and to test by, if a client has any
+TrainAndTest = tuple[Samples, Samples | None]
 
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """What clients hold, by name, or one set without a name that is dealt to them; and what all are judged by."""
+    """Data by client, or one data set under the name "" that is still to be partitioned, and the common test set."""
 
-    sets: Mapping[str, Held]
+    sets: Mapping[str, TrainAndTest]
     test: Samples | None
-    classes: tuple[str, ...]  # by number; none if labels are no classes
-    told: str  # what it is known by: kind, sizes and digest
+    classes: tuple[str, ...]  # by class index; empty for regression targets
+    summary: str  # kind, sizes and digest
 
     @property
     def whole(self) -> Samples | None:
-        """The one set that is to be dealt; None if it is known already who holds what."""
+        """The one data set that is to be partitioned; None if clients are named already."""
         return self.sets[""][0] if "" in self.sets else None
 
     @property
     def counts(self) -> bool:
-        """Whether labels are whole numbers, and so classes."""
+        """Whether labels are integers, which are taken for classes."""
         return not next(iter(self.sets.values()))[0].y.is_floating_point()
 
 
-def read_given(data: Any, target: str | None, client: str | None, test: Any, dealer: Any = None) -> Given:
-    """Read what a user hands over; ConfigError, in one line, for what cannot be trained on.
+def read_given(data: Any, target: str | None, client: str | None, test: Any, partitioner: Any = None) -> Given:
+    """Read the user's data; raises ConfigError, in one line, for what cannot be trained on.
 
-    A `dealer`, a partitioner of flwr-datasets, deals one set to clients here and now: then the data come dealt.
+    A `partitioner` of flwr-datasets splits one data set at once.
     """
     try:
         kind, sets, common, classes = read_sets(data, target or "y", client, test)
@@ -56,48 +56,53 @@ def read_given(data: Any, target: str | None, client: str | None, test: Any, dea
         raise
     except Exception as error:  # a user's Dataset may raise anything
         raise ConfigError(f"data: {one_line(error)}") from error
-    if dealer is not None:
-        sets = dealt_by(dealer, sets)
+    if partitioner is not None:
+        sets = split_by(partitioner, sets)
     for name, (train, _) in sets.items():
         if not len(train):
-            raise ConfigError(f"data: {f'client {name!r}' if name else kind} holds no samples")
-    told = f"{kind}, {sum(len(train) for train, _ in sets.values())} samples, {digest_of(sets, common)}"
-    return Given(sets, common, classes, told)
+            raise ConfigError(f"data: {f'client {name!r}' if name else kind} has no samples")
+    summary = f"{kind}, {sum(len(train) for train, _ in sets.values())} samples, {digest_of(sets, common)}"
+    return Given(sets, common, classes, summary)
 
 
 def read_sets(
     data: Any, target: str, client: str | None, test: Any
-) -> tuple[str, dict[str, Held], Samples | None, tuple[str, ...]]:
-    """The kind of what was given, the sets of the clients, the common test set, and the names of the classes."""
-    kind, whose = type(data).__name__, None
-    held: dict[str, tuple[Any, Any]] = {"": (data, None)}
+) -> tuple[str, dict[str, TrainAndTest], Samples | None, tuple[str, ...]]:
+    """The kind of the data, the clients' data sets, the common test set, and the class names."""
+    kind = type(data).__name__
+    owners = None
+    client_data: dict[str, tuple[Any, Any]] = {"": (data, None)}
     if client is not None:
-        rest, whose = part_from(data, client)
-        held = {"": (rest, None)}
+        rest, owners = split_off_column(data, client)
+        client_data = {"": (rest, None)}
         test = {k: v for k, v in columns_of(test).items() if k != client} or test
     elif isinstance(data, Mapping) and target not in data and not any(map(is_column, data.values())):
-        kind, held = f"dict of {len(data)} clients", {str(name): as_pair(one) for name, one in data.items()}
-        check_names(held, len(data))
-    given = [one for pair in held.values() for one in pair] + [test]
+        kind = f"dict of {len(data)} clients"
+        client_data = {str(name): as_pair(one) for name, one in data.items()}
+        check_names(client_data, len(data))
+    given = [one for pair in client_data.values() for one in pair] + [test]
     known, classes = read_labelled([one for one in given if one is not None], target)
     found = iter(known)
-    sets = {name: (next(found), None if own is None else next(found)) for name, (_, own) in held.items()}
+    sets = {name: (next(found), None if own is None else next(found)) for name, (_, own) in client_data.items()}
     common = None if test is None else next(found)
-    if whose is not None:
-        train, names = sets[""][0], np.unique(whose)
-        sets = {str(n): (Samples(train.x, train.y, np.flatnonzero(whose == n)), None) for n in names.tolist()}
+    if owners is not None:
+        train = sets[""][0]
+        names = np.unique(owners)
+        sets = {str(n): (Samples(train.x, train.y, np.flatnonzero(owners == n)), None) for n in names.tolist()}
         check_names(sets, len(names))
     return kind, sets, common, classes
 
 
-def dealt_by(dealer: Any, sets: Mapping[str, Held]) -> dict[str, Held]:
-    """One set as a partitioner deals it."""
+def split_by(partitioner: Any, sets: Mapping[str, TrainAndTest]) -> dict[str, TrainAndTest]:
+    """One data set, split by a partitioner of flwr-datasets."""
     if "" not in sets:
-        raise ConfigError(f"partition: the data come dealt to {len(sets)} clients; leave it out")
+        raise ConfigError(f"partition: the data are already assigned to {len(sets)} clients; leave it out")
     whole = sets[""][0]
     if whole.y.is_floating_point() or whole.y.dim() != 1:
-        raise ConfigError(f"partition={type(dealer).__name__}: it parts by classes, and these labels are none")
-    parts = partition_by(dealer, own_labels(whole), rng(0, 0, "partition"))
+        raise ConfigError(
+            f"partition={type(partitioner).__name__}: this partitioner splits by class, but the labels are not classes"
+        )
+    parts = partition_by(partitioner, own_labels(whole), rng(0, 0, "partition"))
     rows = np.arange(len(whole.y)) if whole.index is None else whole.index
     width = len(str(len(parts) - 1))
     return {f"c{i:0{width}d}": (Samples(whole.x, whole.y, rows[part]), None) for i, part in enumerate(parts)}
@@ -105,8 +110,8 @@ def dealt_by(dealer: Any, sets: Mapping[str, Held]) -> dict[str, Held]:
 
 def read_labelled(given: Sequence[Any], target: str) -> tuple[list[Samples], tuple[str, ...]]:
     """Sets as samples, and the names of the classes, numbered in sorted order over all sets at once."""
-    told = [labels_of(data, target) for data in given]
-    texts = [np.asarray(y) for y in told if y is not None and label_array(y).dtype.kind in "US"]
+    labels = [labels_of(data, target) for data in given]
+    texts = [np.asarray(y) for y in labels if y is not None and label_array(y).dtype.kind in "US"]
     if texts:
         if len(texts) < len(given):
             raise ValueError("some labels are text and some are numbers; make them one or the other")
@@ -149,28 +154,28 @@ def renumbered(samples: Samples, numbers: Mapping[Any, int]) -> Samples:
     return Samples(samples.x, y, samples.index)
 
 
-def as_pair(held: Any) -> tuple[Any, Any]:
-    """What a client trains on and tests by: ClientData, a pair (train, test) of sets, or one set."""
-    if isinstance(held, ClientData):
-        return held.train, held.test
-    if isinstance(held, tuple) and len(held) == 2 and all(is_set(part) for part in held):
-        return held
-    return held, None
+def as_pair(data: Any) -> tuple[Any, Any]:
+    """A client's training and test data, from ClientData, a pair (train, test) of data sets, or one data set."""
+    if isinstance(data, ClientData):
+        return data.train, data.test
+    if isinstance(data, tuple) and len(data) == 2 and all(is_set(part) for part in data):
+        return data
+    return data, None
 
 
 def is_set(data: Any) -> bool:
-    """Whether it is a set by itself, and not the inputs or the labels of one."""
+    """Whether it is a whole data set, and not only its inputs or labels."""
     known = isinstance(data, Samples | ClientData | Dataset | DataLoader)
     return known or isinstance(data, tuple) or is_frame(data) or hasattr(data, "column_names")
 
 
 def is_column(values: Any) -> bool:
-    """Whether it is one column, and no set."""
+    """Whether it is one column of a data set."""
     return isinstance(values, np.ndarray | Tensor) or (hasattr(values, "to_numpy") and not is_frame(values))
 
 
 def check_names(named: Iterable[str], count: int) -> None:
-    """Clients are called by text that can be printed, each its own."""
+    """Refuse names of clients that cannot be printed, or that are the same as text."""
     names = list(named)
     if not names:
         raise ConfigError(f"data: an empty dict; {RIGHT}")
@@ -178,7 +183,7 @@ def check_names(named: Iterable[str], count: int) -> None:
         raise ConfigError("data: the names of two clients are the same, written as text")
     for name in names:
         if not name.strip() or not name.isprintable():
-            raise ConfigError(f"data: {name!r} is no name for a client; it must be text that can be printed")
+            raise ConfigError(f"data: {name!r} cannot be the name of a client; use printable text")
 
 
 def columns_of(data: Any, only: Sequence[str] = ()) -> dict[str, Any]:
@@ -189,24 +194,25 @@ def columns_of(data: Any, only: Sequence[str] = ()) -> dict[str, Any]:
     return {str(name): read(name) for name in names if not only or str(name) in only} if read else {}
 
 
-def part_from(data: Any, client: str) -> tuple[dict[str, Any], Any]:
-    """The columns without the one that says whose each row is, and that one."""
+def split_off_column(data: Any, client: str) -> tuple[dict[str, Any], Any]:
+    """The columns without the one that names each row's client, and that column."""
     columns = columns_of(data)
     if not columns:
         right = "give a frame, a table or a dict of columns, or a dict of clients without client="
         raise ConfigError(f"client={client!r}: a {type(data).__name__} has no columns; {right}")
     if client not in columns:
         raise ConfigError(f"client={client!r}: there is no such column{nearest(client, columns)}")
-    whose = label_array(columns.pop(client))
-    return columns, whose
+    owners = label_array(columns.pop(client))
+    return columns, owners
 
 
-def digest_of(sets: Mapping[str, Held], test: Samples | None) -> str:
-    """What the content is known by: of sets that are not in memory, the labels and a few samples."""
-    sha, seen = hashlib.sha256(), dict[int, int]()
-    for name, held in [*sets.items(), ("\x1f", (test, None))]:
+def digest_of(sets: Mapping[str, TrainAndTest], test: Samples | None) -> str:
+    """The digest of the data; of data that are not in memory, of the labels and a few samples."""
+    sha = hashlib.sha256()
+    seen: dict[int, int] = {}
+    for name, pair in [*sets.items(), ("\x1f", (test, None))]:
         sha.update(f"{name}\x1e".encode())
-        for samples in (one for one in held if one is not None):
+        for samples in (one for one in pair if one is not None):
             for stored in (*([samples.x] if isinstance(samples.x, LazyInputs) else tensors_in(samples.x)), samples.y):
                 if id(stored) not in seen:  # a storage that clients share is read once
                     for tensor in tensors_in(look_at(stored)) if isinstance(stored, LazyInputs) else [stored]:

@@ -1,4 +1,4 @@
-"""The model as it is handed over: a torch module, whose weights are the start, or what makes one."""
+"""The `model` argument of `mutirao.run`: a torch module with its initial weights, or a factory of one."""
 
 import copy
 from collections.abc import Callable
@@ -19,19 +19,19 @@ RIGHT = "give an nn.Module, or a class or function without arguments that makes 
 
 @dataclass(frozen=True)
 class Model:
-    """What makes a module: a copy of the one that was given, or the class or function, which the seed starts."""
+    """A factory of modules: copies of the one that was passed, or the class or function itself, seeded by the run."""
 
     make: Callable[[], nn.Module]
-    told: str  # what it is known by: its class, and a digest of its first arrays and of how it prints
+    summary: str  # its class, and a digest of its initial arrays and of its repr
 
     @classmethod
     def of(cls, given: Any) -> "Model":
-        """The model behind what a user hands over; ConfigError if there is none."""
+        """Read the `model` argument; raises ConfigError if it is no module and makes none."""
         if isinstance(given, nn.Module):
             kept = copied(given)
-            return cls(lambda: copy.deepcopy(kept), f"{tell(kept)}, its own weights")
+            return cls(lambda: copy.deepcopy(kept), f"{summarise(kept)}, its own weights")
         if isinstance(given, str) or not callable(given):
-            raise ConfigError(f"model: a {type(given).__name__} is no torch module; {RIGHT}")
+            raise ConfigError(f"model: expected nn.Module, got {type(given).__name__}; {RIGHT}")
         try:
             with seeded(0):
                 made = given()
@@ -39,20 +39,22 @@ class Model:
             name = getattr(given, "__name__", type(given).__name__)
             raise ConfigError(f"model: {name}() failed: {one_line(error)}; {RIGHT}") from error
         if not isinstance(made, nn.Module):
-            raise ConfigError(f"model: what it makes is a {type(made).__name__}, no torch module; {RIGHT}")
-        return cls(given, f"{tell(made)}, from the seed")
+            raise ConfigError(f"model: expected a factory of nn.Module, but it returned {type(made).__name__}; {RIGHT}")
+        return cls(given, f"{summarise(made)}, from the seed")
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """A copy of our own: neither does training change the user's module, nor the user ours."""
+    """A deep copy on the CPU, so that training never changes the user's module."""
     try:
         return copy.deepcopy(module).cpu()
     except Exception as error:  # modules hold whatever their users put there
-        raise ConfigError(f"model: it cannot be copied ({one_line(error)}); give what makes it") from error
+        raise ConfigError(
+            f"model: the module cannot be copied ({one_line(error)}); pass a function that makes it"
+        ) from error
 
 
-def tell(module: nn.Module) -> str:
-    """What a module is known by; ConfigError if its arrays have no shape yet."""
+def summarise(module: nn.Module) -> str:
+    """The class and digest of a module; raises ConfigError if its parameters have no shape yet."""
     if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
-        raise ConfigError("model: it has lazy layers, whose shapes are not known yet; call it on one batch first")
+        raise ConfigError("model: lazy layers have no shape yet; call the module on one batch first")
     return f"{type(module).__name__} {fingerprint([digest(arrays_of(module)), str(module)])[:32]}"

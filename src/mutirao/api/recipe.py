@@ -1,4 +1,7 @@
-"""A model and data from Python as a recipe: an object without a name, known by what was handed over."""
+"""The recipe behind `mutirao.run(model, data)`: the user's objects become a task.
+
+The recipe has no name; a run folder identifies it by the kinds and digests of what was passed.
+"""
 
 import logging
 import math
@@ -31,35 +34,44 @@ Labels = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Deal:
-    """Clients with their data, the samples that judge the model, and who has how many of which class."""
+class PartitionedData:
+    """Clients with their data, the common test samples, and every client's samples by class."""
 
     population: Mapping[ClientId, Any]
     test: Samples
     about: PartitionSummary | None
 
 
-def deal(given: Given, config: Any, share: float) -> Deal:
-    """The clients of a run; without a common test set, a `share` of the samples is kept back for it."""
-    return deal_out(given, given.whole, config, share) if given.whole is not None else hand_out(given, config, share)
+def partition_data(given: Given, config: Any, share: float) -> PartitionedData:
+    """The clients of a run; without a common test set, a `share` of the samples is held out as one."""
+    return (
+        partition_whole(given, given.whole, config, share)
+        if given.whole is not None
+        else assign_sets(given, config, share)
+    )
 
 
-def deal_out(given: Given, whole: Samples, config: Any, share: float) -> Deal:
-    """One set dealt by the configuration's partition; clients judge by test samples of their own classes."""
-    rows, test = rows_of(whole), given.test
+def partition_whole(given: Given, whole: Samples, config: Any, share: float) -> PartitionedData:
+    """Split one data set by the configured partition; each client gets test samples of its own classes."""
+    rows = rows_of(whole)
+    test = given.test
     if test is None:
         rows, kept = hold_back(rows, share, rng(config.seed, 0, "test"))
         test = Samples(whole.x, whole.y, kept)
     y = whole.y.numpy()[rows]
     by = config.partition.name
     if not given.classes and by != "iid" and ":" not in by:
-        raise ConfigError(f"partition={by}: it deals by class, and these labels are no classes; use iid")
+        raise ConfigError(
+            f"partition={by}: this partition splits by class, but the labels are not classes; use partition=iid"
+        )
     labels = y if y.ndim == 1 else np.zeros(len(y), np.int64)
     parts = build("partition", config.partition)(labels, clients=config.clients, rng=rng(config.seed, 0, "partition"))
     own = split_test_set(y, parts, own_labels(test), config.seed) if given.classes else []
-    if not given.classes and len(test) >= len(parts):  # numbers have no classes to be alike in: each gets its share
+    if not given.classes and len(test) >= len(parts):
+        # Regression targets have no classes to match, so test samples are split evenly at random.
         own = np.array_split(rng(config.seed, 0, "own test").permutation(len(test)), len(parts))
-    places, storage = rows_of(test), Samples(test.x, test.y)
+    places = rows_of(test)
+    storage = Samples(test.x, test.y)
     clients: Mapping[ClientId, Any] = virtual_clients(
         whole.x,
         whole.y,
@@ -71,42 +83,46 @@ def deal_out(given: Given, whole: Samples, config: Any, share: float) -> Deal:
     )
     if config.centralised:
         clients = pool([Samples.of(clients[name]) for name in clients], test)
-    return Deal(clients, test, describe(y, parts) if given.classes else None)
+    return PartitionedData(clients, test, describe(y, parts) if given.classes else None)
 
 
-def hand_out(given: Given, config: Any, share: float) -> Deal:
-    """Sets that come dealt; who has no test samples keeps a share of its own back, if there is no common test set."""
+def assign_sets(given: Given, config: Any, share: float) -> PartitionedData:
+    """Take data that are already assigned to clients.
+
+    Without a common test set, a client that has no test samples holds out a share of its own.
+    """
     clients: dict[ClientId, Samples | ClientData] = {}
     for name in sorted(given.sets):
         train, own = given.sets[name]
         if own is None and given.test is None and len(train) > 1:
             rows, kept = hold_back(rows_of(train), share, rng(config.seed, 0, "test", name))
-            train, own = Samples(train.x, train.y, rows), Samples(train.x, train.y, kept)
+            own = Samples(train.x, train.y, kept)
+            train = Samples(train.x, train.y, rows)
         if config.samples and len(train) > config.samples:
-            drawn = rng(config.seed, 0, "samples", name).choice(len(train), config.samples, replace=False)
-            train = Samples(train.x, train.y, rows_of(train)[np.sort(drawn)])
+            sampled = rng(config.seed, 0, "samples", name).choice(len(train), config.samples, replace=False)
+            train = Samples(train.x, train.y, rows_of(train)[np.sort(sampled)])
         clients[name] = train if own is None else ClientData(train, own)
     tests = [c.test for c in clients.values() if isinstance(c, ClientData)]
     test = given.test or join(tests, "tests of clients")
     trained = [Samples.of(c) for c in clients.values()]
     about = describe_sets([own_labels(samples) for samples in trained]) if given.classes else None
-    return Deal(pool(trained, test) if config.centralised else clients, test, about)
+    return PartitionedData(pool(trained, test) if config.centralised else clients, test, about)
 
 
 def rows_of(samples: Samples) -> Index:
-    """Where the samples lie in their storage."""
+    """Positions of the samples in their storage."""
     return np.arange(len(samples.y)) if samples.index is None else samples.index
 
 
 def pool(trained: Sequence[Samples], test: Samples) -> dict[ClientId, ClientData]:
-    """One client with all that the others have: the centralised reference."""
+    """One client with the data of all others: the centralised reference."""
     return {"pooled": ClientData(join(trained, "samples of clients"), test)}
 
 
 def hold_back(rows: Index, share: float, rng: np.random.Generator) -> tuple[Index, Index]:
-    """The rows to train on and a share of them to judge by, one of each at least."""
+    """Split rows at random into training rows and a test share, at least one of each."""
     if len(rows) < 2:
-        raise ConfigError("test: one sample cannot be parted into some to train on and some to judge by")
+        raise ConfigError("test: one sample cannot be split into training and test samples")
     count = min(len(rows) - 1, max(1, round(share * len(rows))))
     kept = np.zeros(len(rows), bool)
     kept[rng.permutation(len(rows))[:count]] = True
@@ -114,9 +130,9 @@ def hold_back(rows: Index, share: float, rng: np.random.Generator) -> tuple[Inde
 
 
 def join(sets: Sequence[Samples], what: str) -> Samples:
-    """Several sets as one, without a copy if they share a storage."""
+    """Concatenate data sets, without a copy if they share one storage."""
     if not sets:
-        raise ConfigError("test: no client has samples to judge by; give test= a data set")
+        raise ConfigError("test: no client has test samples; pass test= a data set")
     first = sets[0]
     if all(one.y is first.y for one in sets) and all(one.index is not None for one in sets):
         return Samples(first.x, first.y, np.concatenate([one.index for one in sets if one.index is not None]))
@@ -134,7 +150,7 @@ def join(sets: Sequence[Samples], what: str) -> Samples:
 
 
 def describe_sets(labels: Sequence[Labels]) -> PartitionSummary:
-    """Who has how many of which class, of sets that come dealt."""
+    """How many samples of each class every client has."""
     ends = np.cumsum([len(y) for y in labels])
     return describe(np.concatenate(labels), [np.arange(end - len(y), end) for y, end in zip(labels, ends, strict=True)])
 
@@ -142,29 +158,35 @@ def describe_sets(labels: Sequence[Labels]) -> PartitionSummary:
 log = logging.getLogger("mutirao")
 
 OBJECTS = ("model", "data", "test", "loss", "transform")
-CLASSES = ("accuracy", "balanced_accuracy", "f1", "log_loss", "auc")  # what is told of each, the judge first
+CLASSES = (
+    "accuracy",
+    "balanced_accuracy",
+    "f1",
+    "log_loss",
+    "auc",
+)  # reported metrics; the first chooses the best round
 NUMBERS = ("rmse", "mae", "r2")
-SHARE = 0.2  # of the samples, kept back to judge by
+SHARE = 0.2  # of the samples, held out for testing
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Common):
-    """Settings of a run from Python; what was handed over is named by kind and digest."""
+    """Settings of a run from Python; the objects that were passed are recorded by kind and digest."""
 
-    data: str = setting("", "the data that were handed over: kind, sizes and digest")
-    model: str = setting("", "the module that was handed over: its class and digest")
-    test: str = setting("", "what the model is judged by: a share kept back, or a set handed over with the data")
-    loss: str = setting("", "the loss that was handed over, or the usual one of such labels")
-    transform: str = setting("", "the change of batches that was handed over")
-    optimizer: str = setting("sgd", "optimiser of the clients, or the name of the one that was handed over")
+    data: str = setting("", "the data that were passed: kind, sizes and digest")
+    model: str = setting("", "the module that was passed: its class and digest")
+    test: str = setting("", "what the model is evaluated on: a held-out share, or a test set passed with the data")
+    loss: str = setting("", "the loss that was passed, or the usual one for such labels")
+    transform: str = setting("", "the transform of batches that was passed")
+    optimizer: str = setting("sgd", "optimizer of the clients, or the name of the one that was passed")
     partition: Part = setting(
-        Part("dirichlet", {"alpha": 0.5}, "mutirao.api.partitions"), "how samples are dealt to clients"
+        Part("dirichlet", {"alpha": 0.5}, "mutirao.api.partitions"), "how samples are assigned to clients"
     )
 
 
 @dataclass(frozen=True)
 class Handed:
-    """What was handed over, and the settings that tell of it."""
+    """The objects that were passed to `mutirao.run`, and the settings that record them."""
 
     model: Model
     given: Given
@@ -184,47 +206,51 @@ class Handed:
         test: Any = None,
         loss: Any = None,
         transform: Any = None,
-        dealer: Any = None,
+        partitioner: Any = None,
     ) -> "Handed":
-        """Read it all once; ConfigError, in one line, for what cannot be used."""
+        """Read everything once; raises ConfigError, in one line, for what cannot be used."""
         if data is None:
-            raise ConfigError("data: there are none; mutirao.run(model, data) takes both, or a recipe's name alone")
+            raise ConfigError("data: expected data for the model, got None; call mutirao.run(model, data)")
         for name, given in (("loss", loss), ("transform", transform)):
             if given is not None and not callable(given):
                 raise ConfigError(f"{name}: {given!r} cannot be called; give a function")
         share, tests = (SHARE, None) if test is None else (test, None) if is_number(test) else (SHARE, test)
         if not 0 < share < 1:
-            raise ConfigError(f"test: {share!r} is no share of the samples; give one between 0 and 1, or a data set")
-        found = read_given(data, target, client, tests, dealer)
+            raise ConfigError(f"test: expected a share between 0 and 1 or a data set, got {share!r}")
+        found = read_given(data, target, client, tests, partitioner)
         usual = functional.cross_entropy if found.counts else squared_error
         return cls(Model.of(model), found, float(share), loss or usual, transform)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the configuration says of it."""
-        dealt: dict[str, Any] = {"clients": len(self.given.sets), "partition": "dealt"}
-        told = {
-            "model": self.model.told,
-            "data": self.given.told,
+        """The settings that record these objects in config.toml."""
+        assigned: dict[str, Any] = {"clients": len(self.given.sets), "partition": "dealt"}
+        settings = {
+            "model": self.model.summary,
+            "data": self.given.summary,
             "test": "handed over" if self.given.test is not None else f"{self.share:g}",
-            "loss": called(self.loss),
-            "transform": called(self.transform) if self.transform else "",
+            "loss": display_name(self.loss),
+            "transform": display_name(self.transform) if self.transform else "",
         }
         if self.given.whole is None:
-            return told | dealt
-        return told if self.given.classes else told | {"partition": "iid"}
+            return settings | assigned
+        if self.given.classes:
+            return settings
+        return settings | {"partition": "iid"}
 
     def take(self, keywords: Mapping[str, Any]) -> dict[str, Any]:
-        """Keywords as settings: an optimiser of one's own by its name, and nothing that the data have decided."""
+        """Keywords as settings: a custom optimizer by its name, and nothing that the data decide."""
         decided = self.settings
         if taken := [key for key in OBJECTS if key in keywords]:
-            raise ConfigError(f"{taken[0]}: it is handed over once, and no setting")
+            raise ConfigError(f"{taken[0]}: it is an argument of mutirao.run, not a setting")
         for key in ("clients", "partition") if self.given.whole is None else ():
             if keywords.get(key, decided[key]) != decided[key]:
-                raise ConfigError(f"{key}: the data come dealt to {len(self.given.sets)} clients; leave it out")
+                raise ConfigError(
+                    f"{key}: the data are already assigned to {len(self.given.sets)} clients; leave it out"
+                )
         optimizer = keywords.get("optimizer", "sgd")
         if callable(optimizer):
-            name = called(optimizer)
+            name = display_name(optimizer)
             if self.optimizers.setdefault(name, optimizer) is not optimizer:
                 raise ConfigError(f"optimizer: two are called {name!r}; give each a function of its own name")
             return {**keywords, "optimizer": name}
@@ -233,16 +259,16 @@ class Handed:
         return dict(keywords)
 
     def recipe(self) -> Recipe:
-        """The recipe of these objects; its runs are made as those of any other."""
+        """The recipe of these objects."""
         return Recipe(Config, self.task, name=PYTHON)
 
     def task(self, config: Config) -> Task:
-        """The clients with their data, the trainer, and the figures that are usual for such labels."""
-        found = deal(self.given, config, self.share)
+        """Clients with their data, the trainer, and the usual metrics for such labels."""
+        found = partition_data(self.given, config, self.share)
         own: dict[str, Any] = {"transform": self.transform} if self.transform else {}
         own["optimizer"] = self.optimizers.get(config.optimizer, config.optimizer)
-        trainer = Trainer.of(config, self.model.make, loss=self.loss, figures=figures_of(self.given), **own)
-        log.info("%s; %s; %s", config.model, config.data, f"loss {config.loss}, judged by {len(found.test)} samples")
+        trainer = Trainer.of(config, self.model.make, loss=self.loss, figures=metrics_of(self.given), **own)
+        log.info("%s; %s; %s", config.model, config.data, f"loss {config.loss}, evaluated on {len(found.test)} samples")
         names = CLASSES if self.given.counts else NUMBERS
         about = found.about
         return Task(
@@ -257,27 +283,27 @@ class Handed:
         )
 
 
-def figures_of(given: Given) -> Callable[[Array, Array], Mapping[str, float]]:
-    """What is usually asked of a model of such labels; accuracy alone where an output is no row of classes."""
+def metrics_of(given: Given) -> Callable[[Array, Array], Mapping[str, float]]:
+    """The usual metrics for such labels; only accuracy where an output is not a row of class scores."""
 
-    def judge(outputs: Array, labels: Array) -> dict[str, float]:
+    def class_metrics(outputs: Array, labels: Array) -> dict[str, float]:
         return evaluate_logits(outputs, labels) if outputs.ndim == 2 and labels.ndim == 1 else {}
 
-    return judge if given.counts else regression_metrics
+    return class_metrics if given.counts else regression_metrics
 
 
 def squared_error(outputs: Tensor, y: Tensor) -> Tensor:
-    """Mean squared error; an output of one column is that column, where plain broadcasting would compare all pairs."""
+    """Mean squared error; a single output column is flattened, where broadcasting would compare all pairs."""
     same = outputs.shape != y.shape and outputs.numel() == y.numel()
     return functional.mse_loss(outputs.reshape(y.shape) if same else outputs, y)
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is one number, and not data."""
+    """Whether it is one number, and not a data set."""
     return isinstance(value, int | float | np.number) and not isinstance(value, bool) and not math.isnan(value)
 
 
-def called(what: Any) -> str:
+def display_name(what: Any) -> str:
     """The name of a function, or how an object prints, without line breaks."""
     text = getattr(what, "__qualname__", "") or repr(what)
     return " ".join(text.replace(":", " ").split())[:200]  # with a colon it would look like the name of code

@@ -1,4 +1,4 @@
-"""What a run gives back: its figures, its curves, its model, and where the rest is."""
+"""The result of a run: its metrics, curves, model, and the path of everything else."""
 
 import importlib
 import os
@@ -40,7 +40,7 @@ from mutirao.report.plot_kinds import KINDS, draw
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Picture:
     """A picture in PNG; a notebook shows it, `save` writes it to a file."""
 
     kind: str
@@ -54,7 +54,7 @@ class Drawn:
         return self.content
 
 
-def draw_kind(folder: Path, kind: str, **options: Any) -> Drawn:
+def draw_kind(folder: Path, kind: str, **options: Any) -> Picture:
     """One of the kinds of `mutirao plot`, drawn anew; or else the picture of that name that lies in the folder.
 
     Of a study that is so for `wins`, too, which has one picture of all its methods.
@@ -64,11 +64,11 @@ def draw_kind(folder: Path, kind: str, **options: Any) -> Drawn:
         if left.parent != folder or not left.is_file():
             known = {*KINDS, *(path.stem for path in folder.glob("*.png"))}
             raise ConfigError(f"{folder} has no picture called {kind!r}{nearest(kind, known)}")
-        return Drawn(kind, left.read_bytes())
+        return Picture(kind, left.read_bytes())
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) if kind == "selection" else Path(place) / f"{kind}.png"
         made = draw(folder, kind, out, **options)
-        return Drawn(kind, made[-1].read_bytes())
+        return Picture(kind, made[-1].read_bytes())
 
 
 MOST = 6  # curves shown in a notebook
@@ -127,7 +127,7 @@ class Result:
 
     @property
     def best(self) -> dict[str, float]:
-        """The metrics of the best round, by the one metric that judges it."""
+        """The metrics of the best round by the primary metric."""
         return numbers_in(self.summary.get("best"))
 
     @property
@@ -169,7 +169,7 @@ class Result:
         figure = make_curves(rows, metrics or list(dict.fromkeys(k for row in rows for k in metrics_in_row(row))))
         return shown(figure)
 
-    def plot(self, kind: str, **options: Any) -> Drawn:
+    def plot(self, kind: str, **options: Any) -> Picture:
         """A picture of the run: a kind of `mutirao plot` with its options, or one from its folder, such as `groups`.
 
         `against` may be another result, for `wins`.
@@ -211,7 +211,7 @@ class Result:
         return folder.load(int(round))[0].arrays
 
     def recommender(self, round: Literal["best", "last"] = "best") -> Recommender:
-        """Of a run of recsys: what recommends to anybody from a few ratings, which go nowhere."""
+        """For a run of recsys: recommends items to any user from a few ratings, which are not stored."""
         return Recommender(embeddings_of_run(self.folder, round))
 
     def ranker(self, round: Literal["best", "last"] = "best") -> "Ranker":
@@ -242,7 +242,7 @@ class Result:
 
 
 def numbers_in(told: Any) -> dict[str, float]:
-    """The metrics that a summary tells; it is a file, and may say anything."""
+    """The metrics in a summary; it is a file, so its content is checked."""
     return {str(k): v for k, v in told.items() if isinstance(v, int | float)} if isinstance(told, Mapping) else {}
 
 

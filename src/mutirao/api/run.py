@@ -57,11 +57,11 @@ def run(
 ) -> Result:
     """Train `model` on `data` over many clients, into a run folder, and return the result.
 
-    `model` is a torch module, whose weights are the start and which is left as it is, or a class or function that makes
-    one, which the seed starts. `data` is a pair (x, y), a Dataset, a DataLoader, a frame, a table or a dict of columns
-    (`target` names the column to learn) that is dealt to the clients; or a dict of clients; or, with `client`, columns
-    of which that one says whose a row is. `test` is the share kept back to judge by, or another data set. `loss` and
-    `optimizer` are torch's or your own: by default cross-entropy of classes, squared error of numbers, and SGD.
+    `model` is a torch module, which stays unchanged and gives the initial weights, or a class or function that makes
+    one, initialised by the seed. `data` is a pair (x, y), a Dataset, a DataLoader, a frame, a table or a dict of
+    columns (`target` names the column to learn), split by `partition`; or a dict of clients; or columns, of which
+    `client` names the client each row belongs to. `test` is the share held out for testing, or another data set. `loss`
+    and `optimizer` are torch's or your own: by default cross-entropy of classes, squared error of numbers, and SGD.
     `partition` may be a partitioner of flwr-datasets, which then says how many clients there are.
 
     The name of a recipe, a `Recipe` or the path of a config.toml may stand in the place of both. All other keywords are
@@ -76,17 +76,19 @@ def run(
     (True, 'Linear')
     """
     own = {"rounds": rounds, "clients": clients, "per_round": per_round, "epochs": epochs, "batch_size": batch_size}
-    dealer = partition if is_partitioner(partition) else None
+    partitioner = partition if is_partitioner(partition) else None
     own |= {
         "lr": lr,
-        "partition": None if dealer else partition,
+        "partition": None if partitioner else partition,
         "select": select,
         "aggregate": aggregate,
         "seed": seed,
         "optimizer": optimizer,
     }
     what = more.pop("model", None) if model is None else model
-    entry = enter(what, data, target=target, client=client, test=test, loss=loss, transform=transform, dealer=dealer)
+    entry = enter(
+        what, data, target=target, client=client, test=test, loss=loss, transform=transform, partitioner=partitioner
+    )
     name, recipe = name_recipe(entry.recipe)
     config = resolve(recipe.config, {}, entry.settle({**own, **more, **(settings or {})}))
     folder = Path(out) if out is not None else default_out(name, resume)
@@ -99,14 +101,14 @@ def run(
 
 @dataclass(frozen=True)
 class Entry:
-    """What is to be run, the settings it comes with, and the model and data, if they were handed over."""
+    """What to run, the settings it implies, and the model and data, if they were passed."""
 
     recipe: str | Recipe
     base: Mapping[str, Any]
     handed: "Handed | None" = None
 
     def settle(self, keywords: Mapping[str, Any]) -> Pairs:
-        """All settings, keywords before those it comes with."""
+        """All settings; keywords override those it implies."""
         given = {key: value for key, value in keywords.items() if value is not None}
         if self.handed is not None:
             given = self.handed.take(given)
@@ -114,14 +116,14 @@ class Entry:
 
     @property
     def config(self) -> type[Common]:
-        """The settings there are."""
+        """The class of its settings."""
         return (self.recipe if isinstance(self.recipe, Recipe) else find(self.recipe)).config
 
 
 def enter(model: Any, data: Any, **handed: Any) -> Entry:
-    """What a model and data, a recipe, its name, or the path of a configuration stand for."""
+    """What to run: a model with data, a recipe, its name, or the path of a configuration."""
     if model is None:
-        raise ConfigError("model: there is none; give a torch module, what makes one, or a recipe's name")
+        raise ConfigError("model: expected a torch module, a function that makes one, or a recipe's name, got None")
     if not isinstance(model, str | Path | Recipe):
         from mutirao.api.recipe import Handed  # late: it brings torch
 
@@ -130,17 +132,17 @@ def enter(model: Any, data: Any, **handed: Any) -> Entry:
     recipe, base = (model, dict[str, Any]()) if isinstance(model, Recipe) else expand(str(model))
     if isinstance(model, Path) or str(recipe).endswith(".toml"):
         recipe, base = read_config(Path(str(model)))
-    if handed.pop("dealer", None) is not None:
+    if handed.pop("partitioner", None) is not None:
         raise ConfigError("partition: a recipe takes it by its name, such as flwr_datasets.partitioner:IidPartitioner")
-    told = {key: value for key, value in {"data": data, **handed}.items() if value is not None}
-    for key, value in told.items():
+    given = {key: value for key, value in {"data": data, **handed}.items() if value is not None}
+    for key, value in given.items():
         if not isinstance(value, bool | int | float | str | Path):
             raise ConfigError(f"{key}: a recipe takes it as a setting, not as a {type(value).__name__}; give a model")
-    return Entry(recipe, {**base, **told})
+    return Entry(recipe, {**base, **given})
 
 
 def read_config(path: Path) -> tuple[str, dict[str, Any]]:
-    """The recipe and settings that a file names; code in it is run only if the user ran the same file before."""
+    """The recipe and settings in a file; code that it names is run only if the user ran the same file before."""
     table = read_toml(path)
     check_trust(path, table, distrust, (), lambda: path.name == "config.toml" and is_own_run(path.parent))
     recipe = str(table.pop("recipe", ""))
@@ -150,13 +152,15 @@ def read_config(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def check_folder(folder: Path, name: str, config: Any, resume: bool) -> None:
-    """Refuse a folder that holds another run, or one that nobody asked to go on with."""
+    """Refuse a folder that holds another run, or a run that `resume` does not ask to continue."""
     if (folder / "study.json").exists():
         raise ConfigError(f"out: {folder} holds a study; choose another")
     if not (folder / "config.toml").exists():
         return
     if not resume:
-        raise ConfigError(f"out: {folder} already holds a run; resume=True goes on with it, or choose another")
+        raise ConfigError(
+            f"out: {folder} already holds a run; pass resume=True to continue it, or choose another folder"
+        )
     other, then = different_settings(folder, name, config), Record.of(folder).config
     if "rounds" in other and has_same_past(config.schedule, int(then["rounds"]), config.rounds):
         other.remove("rounds")
@@ -167,7 +171,7 @@ def check_folder(folder: Path, name: str, config: Any, resume: bool) -> None:
 
 
 def how_shown(progress: str) -> Mode:
-    """How rounds are shown: on a terminal and in a notebook by a line that moves, and not at all in a pipe."""
+    """How progress is shown: a progress line on a terminal or in a notebook, nothing in a pipe."""
     if progress not in ("auto", "lines", "quiet"):
         raise ConfigError(f"progress: {progress!r} is none of auto, lines, quiet")
     if progress == "auto" and in_notebook() is None and not sys.stderr.isatty():
@@ -176,7 +180,7 @@ def how_shown(progress: str) -> Mode:
 
 
 def module_of(recipe: Recipe, config: Any) -> "nn.Module":
-    """A fresh module of a recipe whose clients train one."""
+    """A fresh module of a recipe whose clients train a torch module."""
     from mutirao.training.plain import PlainTrainer
 
     handler = recipe.prepare(config).handler
@@ -187,7 +191,7 @@ def module_of(recipe: Recipe, config: Any) -> "nn.Module":
 
 
 def load(folder: Path | str, model: Any = None) -> Result:
-    """The result of a run that lies in a folder; `model` is the module, or makes it, if the run came from Python.
+    """The result of a run in a folder; pass `model`, the module or its factory, if the run came from Python.
 
     >>> run("quickstart", rounds=2, epochs=1, out="runs/two").digest == load("runs/two").digest
     True

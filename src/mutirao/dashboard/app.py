@@ -25,7 +25,7 @@ from mutirao.report.html_page import ASSETS as REPORT
 from mutirao.report.html_page import is_steady
 from mutirao.report.run_state import last_lines, state_in
 from mutirao.report.sentences import sentences
-from mutirao.report.study_report import best_of, cell_states, tell_study, thresholds_of
+from mutirao.report.study_report import best_of, cell_states, study_sentences, thresholds_of
 from mutirao.research_notice import notice_of
 from mutirao.runs.linked_trails import subtable
 from mutirao.runs.notes import Changed, read_notes, write_notes
@@ -44,7 +44,7 @@ def study_of(folder: Path) -> dict[str, Any]:
     tables = [found | {"threshold": goals.get(found["metric"])} for found in tables]
     planned = plan.get("cells")
     cells = [str(c) for c in planned] if isinstance(planned, list) else []
-    words = list(tell_study(table, lines, cell_states(folder, plan)))
+    words = list(study_sentences(table, lines, cell_states(folder, plan)))
     found: dict[str, Any] = {"words": words, "baseline": str(table.get("baseline", "")), "planned": cells}
     return found | {"tables": clean(tables)}
 

@@ -14,7 +14,7 @@ from mutirao.runs.reader import Columns, Floats, Record, clean, json_of
 
 Spec = dict[str, Any]
 MOST_COLUMNS = 200  # of rounds: more are counted together
-MOST_DOTS = 4000  # of a scatter: more could not be told apart, and would only make the page heavy
+MOST_DOTS = 4000  # of a scatter; more would overlap and make the page heavy
 ROUND = {"label": "round", "whole": True}
 AT_CLIENTS = " at the clients"
 BAND = " The band holds the middle 80% of clients."
@@ -41,8 +41,8 @@ def family(metric: str) -> str:
     return f"{stem}{AT_CLIENTS}" if at_clients else name
 
 
-def told_apart(record: Record) -> list[str]:
-    """Evaluation metrics, without those that say what one before, or a sentence of the page, says already."""
+def distinct_metrics(record: Record) -> list[str]:
+    """Evaluation metrics without those that repeat another one or a sentence of the page."""
     kept: dict[str, Floats] = {}
     for name in record.metrics:
         values = record.history.numbers(name)
@@ -59,16 +59,16 @@ def says_again(values: Floats, other: Floats) -> bool:
 
 
 def is_reference(record: Record, name: str) -> bool:
-    """Whether a metric compares groups with what a client could have instead: `tell_groups` has those in a sentence."""
-    told = record.summary.get("references")
+    """Whether a metric compares groups with what a client could have instead: `group_sentences` has those."""
+    references = record.summary.get("references")
     ends = ("_served", *(f"_{way}" for way in WAYS))
-    return isinstance(told, dict) and isinstance(told.get("means"), dict) and name.endswith(ends)
+    return isinstance(references, dict) and isinstance(references.get("means"), dict) and name.endswith(ends)
 
 
 def chart_curves(record: Record) -> list[Spec]:
-    """Metrics by round, one chart a family, the judged one first."""
+    """Metrics by round, one chart a family, the primary metric first."""
     trained = [n for n in record.history.names if n.startswith("train_")]
-    chosen = [m for m in told_apart(record) if not m.endswith("_clients") and not m.startswith("epsilon")]
+    chosen = [m for m in distinct_metrics(record) if not m.endswith("_clients") and not m.startswith("epsilon")]
     families: dict[str, list[str]] = {}
     for name in [*chosen, *trained]:
         families.setdefault(family(name), []).append(name)
@@ -93,10 +93,11 @@ def chart_curves(record: Record) -> list[Spec]:
 
 
 def band_of(record: Record, name: str, rounds: Floats) -> dict[str, Floats]:
-    """Where eight in ten clients were in training, by round; nothing if they do not tell it in each."""
-    told, values = record.clients.numbers("round"), record.clients.numbers(name)
+    """The range of eight in ten clients in training, by round; empty if a round lacks it."""
+    reported_in = record.clients.numbers("round")
+    values = record.clients.numbers(name)
     keep = ~np.isnan(values)
-    at, low, _, high = spread_of(told[keep], values[keep])
+    at, low, _, high = spread_of(reported_in[keep], values[keep])
     return {"lo": low, "hi": high} if np.array_equal(at, rounds) and (low < high).any() else {}
 
 
@@ -182,7 +183,7 @@ def chart_groups(record: Record) -> Iterator[Spec]:
             labels = [names[i] for i in rows]
             series.append({"name": group, "x": clean(x[rows]), "y": clean(y[rows]), "labels": labels})
             series[-1] |= {"tint": tints[group]} if group in tints else {}
-        about = f"{len(names)} clients by what they sent, in {len(found)} groups; near is alike."
+        about = f"{len(names)} clients by what they sent, in {len(found)} groups; near points are similar clients."
         axes = {"x": {"label": "first direction"}, "y": {"label": "second direction"}, "big": True}
         yield spec("scatter", "Clients in the plane", about, series=series, **axes)
     if len({len(v) for v in found.values()}) > 1:  # if they are equal, the table says it
@@ -200,7 +201,7 @@ def tints_of(groups: Iterable[str]) -> dict[str, int]:
 
 
 def chart_scores(record: Record, tints: dict[str, int]) -> Iterator[Spec]:
-    """How each group's model does, by round and the metric that judges, as a run with groups writes it."""
+    """The primary metric of each group's model by round."""
     scores, metric = json_of(record.path / "groups.json").get("scores"), record.monitor or "accuracy"
     series = []
     for group, rows in scores.items() if isinstance(scores, dict) else ():
@@ -256,12 +257,13 @@ def chart_cost(record: Record) -> Iterator[Spec]:
         about = f"The median is {duration(float(np.median(known)))}, the longest {duration(float(known.max()))}."
         axes = {"x": ROUND, "y": {"label": "seconds", "zero": True}}
         yield spec("lines", "Seconds of each round", about, series=series, **axes)
-    judge, passed = history.numbers(record.monitor), np.cumsum(np.nan_to_num(history.numbers("sim_seconds")))
-    if passed.any() and not np.isnan(judge).all():
-        said = trend(record.monitor, line("", rounds, judge)["y"], record.direction(record.monitor))
+    primary = history.numbers(record.monitor)
+    passed = np.cumsum(np.nan_to_num(history.numbers("sim_seconds")))
+    if passed.any() and not np.isnan(primary).all():
+        said = trend(record.monitor, line("", rounds, primary)["y"], record.direction(record.monitor))
         about = f"{said} after {figure(float(passed[-1]))} simulated seconds."
         axes = {"x": {"label": "simulated seconds"}, "y": {"label": record.monitor}}
-        series = [line(record.monitor, passed, judge)]
+        series = [line(record.monitor, passed, primary)]
         yield spec("lines", f"{record.monitor} by simulated time", about, series=series, **axes)
 
 
@@ -286,24 +288,26 @@ def chart_losses(record: Record) -> list[Spec]:
 
 
 def chart_privacy(record: Record) -> list[Spec]:
-    """Epsilon by round, beside the metric that the run is judged by: over the same rounds, and over epsilon."""
-    rounds, told = record.history.numbers("round"), record.summary.get("privacy")
+    """Epsilon by round, and the primary metric over epsilon."""
+    rounds = record.history.numbers("round")
+    privacy = record.summary.get("privacy")
     names = [n for n in record.history.names if n.startswith("epsilon")]
     series = [s for n in names if (s := line(n, rounds, record.history.numbers(n)))["y"]]
     if not series:
         return []
     about = "; ".join(f"{s['name']} grows to {figure(s['y'][-1])}" for s in series) + "."
-    budget = told.get("budget") if isinstance(told, dict) else None
+    budget = privacy.get("budget") if isinstance(privacy, dict) else None
     if isinstance(budget, int | float) and budget > 0:
         series.append(line("budget", rounds, np.full(len(rounds), float(budget)), dash="6 3", tint=len(series)))
         about += f" The budget is {figure(float(budget))}."
     title = "Epsilon spent" if "epsilon" in names else "Not private: epsilon, if noise and draws were secret"
     made = [spec("lines", title, about, x=ROUND, y={"label": "epsilon", "zero": True}, series=series)]
-    judge, spent = record.history.numbers(record.monitor), record.history.numbers(names[0])
-    if not np.isnan(judge).all():
-        said = trend(record.monitor, [v for v in judge.tolist() if v == v], record.direction(record.monitor)) + "."
+    primary = record.history.numbers(record.monitor)
+    spent = record.history.numbers(names[0])
+    if not np.isnan(primary).all():
+        said = trend(record.monitor, [v for v in primary.tolist() if v == v], record.direction(record.monitor)) + "."
         axes = {"x": {"label": names[0]}, "y": {"label": record.monitor}}
-        bought = [line(record.monitor, spent, judge)]
+        bought = [line(record.monitor, spent, primary)]
         made.append(spec("lines", f"{record.monitor} by {names[0]} spent", said, series=bought, **axes))
     clips = record.history.numbers("clip")
     if not np.isnan(clips).all():

@@ -25,7 +25,7 @@ def chart_partition(record: Record) -> list[Spec]:
         names, classes = table.texts(table.names[0]), [*table.names[1:]]
         counts = np.nan_to_num(np.array([table.numbers(c) for c in classes]))
     else:
-        (names, counts), classes = told_sizes(record), [SAMPLES]
+        (names, counts), classes = sizes_differ(record), [SAMPLES]
     if not names:
         return []
     order = sorted(range(len(names)), key=lambda i: in_order(names[i]))
@@ -43,7 +43,7 @@ def chart_partition(record: Record) -> list[Spec]:
     return [spec("bars", title, about, categories=[names[r] for r in rows], **bars)]
 
 
-def told_sizes(record: Record) -> tuple[list[str], Floats]:
+def sizes_differ(record: Record) -> tuple[list[str], Floats]:
     """How many samples clients said they trained on, of those that replied; a row, as of one class."""
     names, codes = record.clients.codes("client")
     told = np.nan_to_num(record.clients.numbers("n"))

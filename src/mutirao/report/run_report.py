@@ -9,7 +9,7 @@ from mutirao.experiments.task import PYTHON
 from mutirao.report import charts, client_charts
 from mutirao.report.html_page import Page, is_steady
 from mutirao.report.run_state import RunState, state_in
-from mutirao.report.sentences import duration, figure, label_of, sentences, tell_privacy
+from mutirao.report.sentences import duration, figure, label_of, privacy_sentences, sentences
 from mutirao.research_notice import notice_of
 from mutirao.runs.progress import size
 from mutirao.runs.reader import Record
@@ -49,7 +49,7 @@ def run_page(record: Record) -> Page:
     spent, private = record.privacy(), charts.chart_privacy(record)
     if spent or private:
         page.section("Privacy")
-        for sentence in tell_privacy(record):
+        for sentence in privacy_sentences(record):
             page.note(sentence)
         page.charts(private)
         page.figures({label_of(k): (figure(v), "") for k, v in spent.items()})
@@ -88,7 +88,7 @@ def run_headline(record: Record) -> dict[str, tuple[str, str]]:
     """The figures that people look for first."""
     out: dict[str, tuple[str, str]] = {}
     final, best = record.summary.get("final"), record.summary.get("best")
-    for name in [name for name in charts.told_apart(record) if not name.endswith(SPREAD)][:8]:
+    for name in [name for name in charts.distinct_metrics(record) if not name.endswith(SPREAD)][:8]:
         value = final.get(name) if isinstance(final, dict) else None
         if value is None:
             known = record.history.numbers(name)

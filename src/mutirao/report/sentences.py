@@ -1,4 +1,4 @@
-"""What happened, in plain sentences."""
+"""What happened in a run, in plain sentences for pages and terminals."""
 
 import re
 from collections import Counter
@@ -87,20 +87,20 @@ def duration(seconds: float) -> str:
 
 def sentences(record: Record, state: RunState) -> list[str]:
     """The run in a few sentences: how it went, who took part, what was lost, what it cost."""
-    tellers = (
-        tell_quality,
-        tell_fairness,
-        tell_participation,
-        tell_losses,
-        tell_cost,
-        tell_groups,
-        tell_privacy,
-        tell_checkpoints,
+    sections = (
+        quality_sentences,
+        fairness_sentences,
+        participation_sentences,
+        failure_sentences,
+        cost_sentences,
+        group_sentences,
+        privacy_sentences,
+        checkpoint_sentences,
     )
-    return [*tell_progress(record, state), *(said for tell in tellers for said in tell(record))]
+    return [*progress_sentences(record, state), *(sentence for section in sections for sentence in section(record))]
 
 
-def tell_progress(record: Record, state: RunState) -> Iterator[str]:
+def progress_sentences(record: Record, state: RunState) -> Iterator[str]:
     """How far the run came."""
     wanted = record.config.get("rounds")
     if state.name == "finished":
@@ -111,60 +111,62 @@ def tell_progress(record: Record, state: RunState) -> Iterator[str]:
         why = f": {state.why}" if state.why else ""
         yield f"{state.name.capitalize()} after {record.rounds:,}{of} rounds{why}."
     if record.summary.get("stopped"):
-        yield f"It ended before its time: {record.summary['stopped']}."
+        yield f"It stopped early: {record.summary['stopped']}."
     if resumed := [e.get("round") for e in record.events if e.get("event") == "resumed"]:
         times = f"{len(resumed)} times, last" if len(resumed) > 1 else "once,"
         yield f"It was interrupted and went on {times} after round {resumed[-1]}."
 
 
-def tell_checkpoints(record: Record) -> Iterator[str]:
+def checkpoint_sentences(record: Record) -> Iterator[str]:
     """How much room the checkpoints take, and which were kept."""
-    if isinstance(told := record.summary.get("checkpoints"), dict):
-        yield f"{describe_checkpoints(told)}."
+    if isinstance(checkpoints := record.summary.get("checkpoints"), dict):
+        yield f"{describe_checkpoints(checkpoints)}."
 
 
-def describe_checkpoints(told: Mapping[str, Any]) -> str:
+def describe_checkpoints(checkpoints: Mapping[str, Any]) -> str:
     """What a summary says of its checkpoints, in one sentence without its end."""
-    kept, removed = [int(n) for n in told.get("kept", [])], int(told.get("removed", 0))
+    kept = [int(n) for n in checkpoints.get("kept", [])]
+    removed = int(checkpoints.get("removed", 0))
     made = [n for n in kept if n]
     named = f"{'round' if len(made) == 1 else 'rounds'} {', '.join(map(str, made))}"
     rounds = (named if removed else count(len(made), "round")) if made else ""
     of = " and ".join(text for text in ("the start" if 0 in kept else "", rounds) if text)
     gone = f"; {removed:,} more {'was' if removed == 1 else 'were'} removed (keep=all keeps them)" if removed else ""
-    return f"Checkpoints of {of or 'no round'} take {size(float(told.get('bytes', 0)))}{gone}"
+    return f"Checkpoints of {of or 'no round'} take {size(float(checkpoints.get('bytes', 0)))}{gone}"
 
 
-def tell_quality(record: Record) -> Iterator[str]:
+def quality_sentences(record: Record) -> Iterator[str]:
     """How the metric that counts went."""
-    judge, values = record.monitor, record.history.numbers(record.monitor)
-    rounds, values = record.history.numbers("round")[~np.isnan(values)], values[~np.isnan(values)]
+    metric = record.monitor
+    values = record.history.numbers(metric)
+    evaluated = ~np.isnan(values)
+    rounds = record.history.numbers("round")[evaluated]
+    values = values[evaluated]
     if len(values) < 2:
         return
-    went, way = (
-        f"{begin(label_of(judge))} went from {figure(values[0])} to {figure(values[-1])}",
-        record.direction(judge),
-    )
+    went = f"{begin(label_of(metric))} went from {figure(values[0])} to {figure(values[-1])}"
+    way = record.direction(metric)
     if way is None:
-        yield f"{went}; which way is better is not declared."
+        yield f"{went}; whether higher or lower is better is not known."
         return
     best = int(values.argmin() if way == "lower" else values.argmax())
     yield f"{went}; its best was {figure(values[best])} in round {rounds[best]:,.0f}."
     since = rounds[-1] - rounds[best]
     if since >= 10 and since >= 0.3 * rounds[-1]:
-        yield f"The last {since:,.0f} rounds brought nothing better."
+        yield f"No improvement in the last {since:,.0f} rounds."
 
 
-def tell_fairness(record: Record) -> Iterator[str]:
-    """How it is shared out: the tenth of the clients that fare worst on data of their own."""
+def fairness_sentences(record: Record) -> Iterator[str]:
+    """How evenly clients are served: the worst tenth of them, on their own test data."""
     final = record.summary.get("final")
-    told = final if isinstance(final, dict) else {}
-    mean, worst = (told.get(f"{record.monitor}_{part}") for part in ("mean", "worst_decile"))
+    metrics = final if isinstance(final, dict) else {}
+    mean, worst = (metrics.get(f"{record.monitor}_{part}") for part in ("mean", "worst_decile"))
     if isinstance(mean, int | float) and isinstance(worst, int | float):
         worst_tenth = f"the worst tenth of them have {figure(worst)}"
         yield f"On their own data clients have {label_of(record.monitor)} {figure(mean)} on average; {worst_tenth}."
 
 
-def tell_participation(record: Record) -> Iterator[str]:
+def participation_sentences(record: Record) -> Iterator[str]:
     """Who took part, and how evenly."""
     (names, counts), total = record.participation(), record.population
     took = int(np.count_nonzero(counts))
@@ -190,7 +192,7 @@ def tell_participation(record: Record) -> Iterator[str]:
     )
 
 
-def tell_losses(record: Record) -> Iterator[str]:
+def failure_sentences(record: Record) -> Iterator[str]:
     """What failed or was rejected."""
     asked = len(record.clients)
     kinds = Counter(kind for _, _, kind, _ in record.lost())
@@ -206,36 +208,37 @@ def tell_losses(record: Record) -> Iterator[str]:
         yield f"Rounds had to be tried again for lack of replies ({count(again, 'request')})."
 
 
-def tell_cost(record: Record) -> Iterator[str]:
+def cost_sentences(record: Record) -> Iterator[str]:
     """Bytes."""
     down, up = (float(np.nansum(record.history.numbers(n))) for n in ("bytes_down", "bytes_up"))
     if down or up:
         yield f"{size(down)} went to the clients and {size(up)} came back."
 
 
-def tell_groups(record: Record) -> Iterator[str]:
+def group_sentences(record: Record) -> Iterator[str]:
     """Groups that were formed."""
     if found := record.groups():
         sizes = sorted(len(v) for v in found.values())
         span = f"{sizes[0]}" if sizes[0] == sizes[-1] else f"{sizes[0]} to {sizes[-1]}"
         yield f"{count(len(found), 'group')} of {span} clients."
-    told = record.summary.get("references")
-    means = told.get("means") if isinstance(told, dict) else None
-    if isinstance(told, dict) and isinstance(means, dict):
+    references = record.summary.get("references")
+    means = references.get("means") if isinstance(references, dict) else None
+    if isinstance(references, dict) and isinstance(means, dict):
         each = [f"{WAYS.get(way, way)} {figure(v)}" for way, v in means.items() if isinstance(v, float)]
-        served = str(told.get("served", ""))
-        means_said = f"Mean {label_of(str(told.get('judge')))} at clients: {', '.join(each)}"
+        served = str(references.get("served", ""))
+        means_said = f"Mean {label_of(str(references.get('judge')))} at clients: {', '.join(each)}"
         yield f"{means_said}; the models that clients are given: {WAYS.get(served, served)}."
-        yield from (f"{str(line)[:1].upper()}{str(line)[1:]}." for line in told.get("warnings") or ())
+        yield from (f"{str(line)[:1].upper()}{str(line)[1:]}." for line in references.get("warnings") or ())
 
 
-def tell_privacy(record: Record) -> Iterator[str]:
-    """What was promised to whom, and what it cost; of a run that promises nothing, that it does not."""
-    spent, told = record.privacy(), record.summary.get("privacy")
-    protects = str(told.get("protects", "")) if isinstance(told, dict) else ""
+def privacy_sentences(record: Record) -> Iterator[str]:
+    """Whom differential privacy protects and the epsilon spent, or that the noise does not protect."""
+    spent = record.privacy()
+    privacy = record.summary.get("privacy")
+    protects = str(privacy.get("protects", "")) if isinstance(privacy, dict) else ""
     if (would := spent.get("epsilon_if_secret")) is not None:
-        yield f"Not private: it protects {protects or 'nobody'}; were they secret, epsilon would be {figure(would)}."
+        yield f"Not private: it protects {protects or 'no one'}; with secret noise, epsilon would be {figure(would)}."
     elif (epsilon := spent.get("epsilon")) is not None:
-        whom = f" It protects {protects}." if protects else ""
+        unit = f" It protects {protects}." if protects else ""
         most = f" of {figure(spent['budget'])}" if spent.get("budget") else ""
-        yield f"Privacy spent: epsilon {figure(epsilon)}{most} at delta {figure(spent.get('delta', 0.0))}.{whom}"
+        yield f"Privacy spent: epsilon {figure(epsilon)}{most} at delta {figure(spent.get('delta', 0.0))}.{unit}"

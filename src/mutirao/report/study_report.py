@@ -69,7 +69,7 @@ def study_page(folder: Path) -> Page:
     common, _ = common_of(record.config for record in records.values())
     page.warn(notice_of({"recipe": recipe, **common}))
     add_reproduction(page, json_of(folder / "reproduction.json"))
-    page.words(tell_study(table, lines, cells))
+    page.words(study_sentences(table, lines, cells))
     metrics = list(dict.fromkeys(str(x["metric"]) for x in lines))
     goals = thresholds_of(plan)
     page.figures(study_headline(table, lines, metrics, cells))
@@ -166,7 +166,7 @@ def cell_states(folder: Path, plan: dict[str, Any]) -> dict[str, str]:
     return states
 
 
-def tell_study(table: dict[str, Any], lines: list[dict[str, Any]], cells: dict[str, str]) -> Iterator[str]:
+def study_sentences(table: dict[str, Any], lines: list[dict[str, Any]], cells: dict[str, str]) -> Iterator[str]:
     """What the study allows to say."""
     done = sum(s == "finished" for s in cells.values())
     yield f"{done} of {count(len(cells), 'run')} finished."
