@@ -20,7 +20,7 @@ from mutirao.studies.claims import Figure, evaluate_claims, read_claims
 from mutirao.studies.reproduction import HOME
 from mutirao.studies.selection_policies import markdown
 from mutirao.studies.study import read_study
-from mutirao.systems.ranking.metrics import hold_against
+from mutirao.systems.ranking.metrics import compare_rankers
 from mutirao.systems.ranking.report import draw_wins, pair_queries, read_queries
 from research.pages import fill_page
 
@@ -133,7 +133,7 @@ def pairs(runs: Runs, metric: str = "ndcg@5") -> tuple[str, dict[str, Any]]:
     head = ("what differs", "pair", "over folds", "p Holm", "over queries", "p Holm", "won", "lost", "URisk", "TRisk")
     rows: list[tuple[str, ...]] = [(*head, "GeoRisk")]
     for pair in names:
-        risk = hold_against(*by_query[pair])
+        risk = compare_rankers(*by_query[pair])
         cells = []
         for found, corrected in zip((by_fold, tests), holms, strict=True):
             cells += [

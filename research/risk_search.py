@@ -26,8 +26,8 @@ from mutirao.randomness import derive_seed, rng
 from mutirao.selection import Uniform
 from mutirao.stats import paired
 from mutirao.systems.ranking.metrics import t_risk, u_risk
-from mutirao.systems.ranking.query_partition import deal
-from mutirao.systems.ranking.ranking_sources import load_parts
+from mutirao.systems.ranking.query_partition import partition_documents
+from mutirao.systems.ranking.ranking_sources import load_splits
 from mutirao.systems.ranking.recipe import Config
 from mutirao.systems.ranking.scorers import dense
 from research.risk_ideas import IDEAS, Idea, Joiner
@@ -38,9 +38,9 @@ Found = dict[int, Floats]  # nDCG at 5 and at 10 of each query
 
 def set_scene(config: Config, liars: float = 0.0) -> Scene:
     """The documents dealt and put on one scale; a share of `liars` among the clients turns its grades round."""
-    learn, vali, test = load_parts(config)
+    learn, vali, test = load_splits(config)
     draw, split = rng(config.seed, 0, "partition"), build("partition", config.partition)
-    dealt = deal(split, learn.grades, learn.queries, config.clients, draw, learn.x)
+    dealt = partition_documents(split, learn.grades, learn.queries, config.clients, draw, learn.x)
     mean, std = combine_moments([measure_moments(learn.x[rows], "none") for rows in dealt])
     x, x_vali, x_test = (standardise(part.x, mean, std, "none") for part in (learn, vali, test))
     grades = learn.grades.copy()

@@ -20,7 +20,7 @@ from mutirao.core.rounds import Run
 from mutirao.metrics import classification_metrics, regression_metrics
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.systems.tabular.recipe import MEMORY, Config, recipe
-from mutirao.systems.tabular.schema import read_schema
+from mutirao.systems.tabular.schema import parse_schema
 
 SETS = {"breast_cancer": "accuracy", "wine": "accuracy", "diabetes": "r2"}
 SPLITS: dict[str, dict[str, Any]] = {
@@ -44,7 +44,7 @@ def federate(data: str, model: str, split: str, seed: int, clients: int) -> tupl
 
 def pooled(task: Any, run: Run, model: str, seed: int) -> dict[str, float]:
     """What scikit-learn's model of the same kind and size reaches with all training rows in one place."""
-    schema = read_schema(run.memory[MEMORY].tobytes())
+    schema = parse_schema(run.memory[MEMORY].tobytes())
     held = [task.population[name] for name in sorted(task.population)]
     parts = [(*schema.encode(h.train, h.targets)[:2], *schema.encode(h.test, h.kept)[:2]) for h in held]
     x, y, x_test, y_test = (np.concatenate([p[k] for p in parts]) for k in range(4))

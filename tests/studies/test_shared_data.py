@@ -10,7 +10,7 @@ from mutirao.experiments.task import NAMES, find
 from mutirao.studies.shared_data import has_validation, ratio_of, shared_of
 from mutirao.studies.study import read_study
 from mutirao.systems.quickstart import Config as Quickstart
-from mutirao.systems.ranking.ranking_sources import load_parts
+from mutirao.systems.ranking.ranking_sources import load_splits
 from mutirao.systems.ranking.recipe import Config as Ranking
 
 STUDY = """
@@ -24,7 +24,7 @@ fold = [1, 2, 3]
 def test_folds_share_what_the_recipe_cuts_them_from(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(STUDY)
     study = read_study(tmp_path / "s.toml")
-    train, _, test = load_parts(Ranking(fold=1))
+    train, _, test = load_splits(Ranking(fold=1))
     sizes = len(np.unique(test.queries)) / len(np.unique(train.queries))
     assert study.shared == pytest.approx(sizes)  # of five parts three train and one judges
 

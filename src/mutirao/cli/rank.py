@@ -53,12 +53,12 @@ def rank(
       mutirao rank runs/ranking --onnx ranker.onnx --save ranker.safetensors
     """
     from mutirao.io import write_whole
-    from mutirao.systems.ranking.metrics import write_queries
+    from mutirao.systems.ranking.metrics import write_query_metrics
     from mutirao.systems.ranking.ranker import (
         Ranker,
         as_lines,
         as_trec,
-        judge_documents,
+        evaluate_documents,
         read_documents,
         score_documents,
     )
@@ -87,9 +87,9 @@ def rank(
         elif not as_json and queries is None:
             lines.append((as_trec(file, data, scores) if form == "trec" else as_lines(scores)).rstrip())
         if queries is not None:
-            write_queries(scores, data, ranker.metrics, queries)
+            write_query_metrics(scores, data, ranker.metrics, queries)
             lines.append(f"written: {queries}")
-        metrics = judge_documents(ranker, data, scores)
+        metrics = evaluate_documents(ranker, data, scores)
         told |= {"documents": len(data), "queries": len(data.query_ids), "metrics": metrics}
         if metrics and (out is not None or queries is not None):
             lines.append(", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))

@@ -2,10 +2,10 @@
 
 import pytest
 
-from mutirao.systems.ranking.letor_parsing import read_block, read_lines
+from mutirao.systems.ranking.letor_parsing import parse_block, parse_lines
 from mutirao.systems.ranking.ranking_data import RankingData
 
-READERS = {"quick": read_block, "by_line": read_lines}
+READERS = {"quick": parse_block, "by_line": parse_lines}
 
 either = pytest.mark.parametrize("reader", READERS)
 

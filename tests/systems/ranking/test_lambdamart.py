@@ -13,7 +13,13 @@ from mutirao.errors import ConfigError
 from mutirao.experiments.task import find
 from mutirao.report import execute
 from mutirao.runs.csv_tables import CsvTable
-from mutirao.systems.ranking.lambdamart import LambdaMART, bare_forest, first_trees, plant, score_by_trees
+from mutirao.systems.ranking.lambdamart import (
+    LambdaMART,
+    empty_forest,
+    first_trees,
+    forest_from_lightgbm,
+    score_by_trees,
+)
 from mutirao.systems.ranking.recipe import Config
 
 
@@ -108,14 +114,14 @@ def test_trees_as_arrays_score_as_lightgbm_does():
         lightgbm.Dataset(x, x[:, 0] * x[:, 1] + x[:, 2]),
         25,
     )
-    forest = plant(model.dump_model()["tree_info"], 30, 9)
+    forest = forest_from_lightgbm(model.dump_model()["tree_info"], 30, 9)
     fresh = draw.standard_normal((200, 5)).astype(np.float32)
     for data in (x, fresh, np.zeros((3, 5), np.float32)):
         assert np.array_equal(score_by_trees(forest, data), model.predict(data))
         part = score_by_trees(first_trees(forest, 7), data)
         assert np.array_equal(part, model.predict(data, num_iteration=7))
     assert np.array_equal(score_by_trees(dict(sorted(forest.items())), x), model.predict(x))  # as a file has them
-    assert not score_by_trees(bare_forest(4, 9), x).any()
+    assert not score_by_trees(empty_forest(4, 9), x).any()
 
 
 def test_where_nothing_can_be_split_all_documents_score_the_same():
@@ -124,7 +130,7 @@ def test_where_nothing_can_be_split_all_documents_score_the_same():
         lightgbm.Dataset(np.zeros((50, 2)), np.ones(50)),
         2,
     )
-    forest = plant(model.dump_model()["tree_info"], 2, 31)
+    forest = forest_from_lightgbm(model.dump_model()["tree_info"], 2, 31)
     x = np.ones((3, 2), np.float32)
     assert np.array_equal(score_by_trees(forest, x), model.predict(x))
 
@@ -145,8 +151,8 @@ def test_centralised_is_still_true_or_false_or_a_name():
         ({"available": "daily"}, "available: centralised=lightgbm has no clients; use available=always"),
         ({"personal": "fedper"}, "centralised=true has one client"),
         ({"cluster": "auto"}, "groups have no pooled reference"),
-        ({"trees": {"leaves": 1}}, "trees=lambdamart: leaves is 1; at least 2 is needed"),
-        ({"trees": {"rate": 0.0}}, "rate is 0.0; right would be above 0"),
+        ({"trees": {"leaves": 1}}, "trees=lambdamart: leaves is 1; expected at least 2"),
+        ({"trees": {"rate": 0.0}}, "rate is 0.0; expected above 0"),
         ({"trees": {"depth": 3}}, "trees=lambdamart has no setting 'depth'"),
     ],
 )

@@ -15,13 +15,13 @@ from mutirao.errors import ConfigError
 from mutirao.systems.ranking import letor, letor_parsing
 from mutirao.systems.ranking.letor import read_letor, write_letor
 from mutirao.systems.ranking.ranking_data import RankingData
-from mutirao.systems.ranking.ranking_sources import read_parts
+from mutirao.systems.ranking.ranking_sources import read_splits
 
 
 @pytest.fixture
 def _by(reader, monkeypatch):
     """Files are read by that reader."""
-    monkeypatch.setattr(letor, "read_block", READERS[reader])
+    monkeypatch.setattr(letor, "parse_block", READERS[reader])
 
 
 @pytest.mark.parametrize("module", [letor, letor_parsing])
@@ -68,7 +68,7 @@ def test_queries_may_have_any_names(tmp_path, reader):
 
 
 WRONG = [
-    (b"-2 qid:1 1:1", "grade '-2' is negative; right would be a whole number from 0 to 255, or -1"),
+    (b"-2 qid:1 1:1", "grade '-2' is negative; expected a whole number from 0 to 255, or -1"),
     (b"-1.5 qid:1 1:1", "grade '-1.5' is negative"),
     (b"1.5 qid:1 1:1", "grade '1.5' cannot be used"),
     (b"1000001 qid:1 1:1", "grade '1000001' cannot be used"),
@@ -79,7 +79,7 @@ WRONG = [
     (b"1 qid: 1:1", "'qid:' has no name after it"),
     (b"1 qid:\xff 1:1", "is not printable text in UTF-8"),
     (b"1 qid:a\x00 1:1", "is not printable text in UTF-8"),
-    (b"1 qid:" + b"7" * 257 + b" 1:1", "has 257 bytes; right would be at most 256"),
+    (b"1 qid:" + b"7" * 257 + b" 1:1", "has 257 bytes; expected at most 256"),
     (b"1 qid:1 0:1", "feature '0' is not a whole number from 1 to 10,000"),
     (b"1 qid:1 -2:1", "feature '-2' is not a whole number"),
     (b"1 qid:1 10001:1", "feature '10001' is not a whole number"),
@@ -88,19 +88,19 @@ WRONG = [
     (b"1 qid:1 :1", "feature '' is not a whole number"),
     (b"1 qid:1 1:1 3:1 1:2", "feature 1 stands in the line twice"),
     (b"1 qid:1 1:1 1:1", "feature 1 stands in the line twice"),
-    (b"1 qid:1 1:nan", "feature 1 is 'nan'; right would be a finite number"),
-    (b"1 qid:1 1:NaN", "feature 1 is 'NaN'; right would be a finite number"),
-    (b"1 qid:1 4:-inf", "feature 4 is '-inf'; right would be a finite number"),
-    (b"1 qid:1 1:1e39", "right would be a number below 3.4e38"),
-    (b"1 qid:1 1:1e999", "right would be a number below 3.4e38"),
+    (b"1 qid:1 1:nan", "feature 1 is 'nan'; expected a finite number"),
+    (b"1 qid:1 1:NaN", "feature 1 is 'NaN'; expected a finite number"),
+    (b"1 qid:1 4:-inf", "feature 4 is '-inf'; expected a finite number"),
+    (b"1 qid:1 1:1e39", "expected a number below 3.4e38"),
+    (b"1 qid:1 1:1e999", "expected a number below 3.4e38"),
     (b"1 qid:1 1:", "feature 1 has '' for a value"),
     (b"1 qid:1 1:-", "feature 1 has '-' for a value"),
     (b"1 qid:1 1:.", "feature 1 has '.' for a value"),
     (b"1 qid:1 1:1e", "feature 1 has '1e' for a value"),
     (b"1 qid:1 1:null", "feature 1 has 'null' for a value"),
     (b"1 qid:1 1:NULL2", "feature 1 has 'NULL2' for a value"),
-    (b"-1 qid:1 1:7e307", "right would be a number below 3.4e38"),
-    (b"1 qid:1 1:7e307 2:NULL", "right would be a number below 3.4e38"),
+    (b"-1 qid:1 1:7e307", "expected a number below 3.4e38"),
+    (b"1 qid:1 1:7e307 2:NULL", "expected a number below 3.4e38"),
     (b"1 qid:1 1:1_0", "feature 1 has '1_0' for a value"),
     (b"1 qid:1 1:0x10", "feature 1 has '0x10' for a value"),
     (b"1 qid:1 1:1.2.3", "feature 1 has '1.2.3' for a value"),
@@ -148,7 +148,7 @@ def test_a_cut_or_damaged_gzip_file_is_refused(tmp_path):
 
 def test_what_holds_no_documents_is_refused(tmp_path):
     for content in (b"", b"\n\n", b"# only this\n", b"\xef\xbb\xbf"):
-        with pytest.raises(ConfigError, match="holds no documents"):
+        with pytest.raises(ConfigError, match="contains no documents"):
             read_letor(put(tmp_path, content), cache=False)
     with pytest.raises(ConfigError, match="has no features in any of its 2 lines"):
         read_letor(put(tmp_path, b"1 qid:1\n0 qid:1\n"), cache=False)
@@ -187,10 +187,10 @@ def test_blocks_do_not_matter(tmp_path, monkeypatch, reader, block):
 
 
 def test_plain_lines_are_read_at_once_and_all_others_by_line(monkeypatch):
-    monkeypatch.setattr(letor_parsing, "read_line", None)
+    monkeypatch.setattr(letor_parsing, "parse_line", None)
     rows = [b"2 qid:1 1:0.5 3:-2 \r\n", b"0 qid:1 2:1e-05 1:3# note\n", b"1 qid:b 1:16777217\n", b"0 qid:b\n"]
-    assert len(letor_parsing.read_block(b"".join(rows)).grades) == 4
-    assert letor_parsing.scan_plain(EXAMPLE) is None
+    assert len(letor_parsing.parse_block(b"".join(rows)).grades) == 4
+    assert letor_parsing.parse_plain_lines(EXAMPLE) is None
 
 
 @given(st.binary(max_size=200), st.integers(1, 64))
@@ -200,7 +200,7 @@ def test_a_file_of_anything_gives_data_or_a_config_error(tmp_path_factory, conte
     for reader in READERS.values():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(letor, "BLOCK", block)
-            patch.setattr(letor, "read_block", reader)
+            patch.setattr(letor, "parse_block", reader)
             try:
                 data = read_letor(file, cache=False)
                 outcomes.append((data.x.tobytes(), data.query_ids.tolist()))
@@ -256,7 +256,7 @@ def plainly(file: Path):
 def test_published_folds_are_read_as_they_are(real_data, monkeypatch, folder, features, documents, queries):
     if not (real_data / folder).is_dir():
         pytest.skip(f"no {folder} among the real data")
-    sets = read_parts(real_data / folder, 1, cache=False)
+    sets = read_splits(real_data / folder, 1, cache=False)
     assert {d.features for d in sets} == {features}
     assert sum(map(len, sets)) == documents
     assert sum(len(d.query_ids) for d in sets) == queries
@@ -265,5 +265,5 @@ def test_published_folds_are_read_as_they_are(real_data, monkeypatch, folder, fe
     assert np.array_equal(grades, sets[1].grades)
     assert sets[1].query_ids[sets[1].queries].tolist() == [int(n) for n in names]
     for reader in READERS.values():
-        monkeypatch.setattr(letor, "read_block", reader)
+        monkeypatch.setattr(letor, "parse_block", reader)
         assert same(read_letor(real_data / folder / "Fold1" / "vali.txt", cache=False), sets[1])

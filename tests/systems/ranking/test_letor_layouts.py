@@ -6,8 +6,8 @@ import re
 import pytest
 
 from mutirao.errors import ConfigError
-from mutirao.systems.ranking.letor_layouts import all_folds, locate
-from mutirao.systems.ranking.ranking_sources import read_parts
+from mutirao.systems.ranking.letor_layouts import all_folds, locate_parts
+from mutirao.systems.ranking.ranking_sources import read_splits
 
 PARTS = ("train", "vali", "test")
 
@@ -27,7 +27,7 @@ def make_folds(folder, fold="Fold{}", parts=("train.txt", "vali.txt", "test.txt"
 
 
 def queries(path, fold=None):
-    return [int(part.query_ids[0]) for part in read_parts(path, fold, cache=False)]
+    return [int(part.query_ids[0]) for part in read_splits(path, fold, cache=False)]
 
 
 @pytest.mark.parametrize(
@@ -56,19 +56,19 @@ def test_a_folds_own_folder_means_that_fold_and_no_other(tmp_path):
     make_folds(tmp_path)
     assert queries(tmp_path / "Fold2") == queries(tmp_path / "Fold2", 2) == [20, 21, 22]
     assert queries(tmp_path / "Fold2" / ".") == [20, 21, 22]
-    with pytest.raises(ConfigError, match="Fold2 is fold 2, but fold=1 is asked for"):
-        locate(tmp_path / "Fold2", 1)
+    with pytest.raises(ConfigError, match="Fold2 is fold 2, but fold=1 is requested"):
+        locate_parts(tmp_path / "Fold2", 1)
     (tmp_path / "Fold2").rename(tmp_path / "mine")
     assert queries(tmp_path / "mine") == queries(tmp_path / "mine", 1) == [20, 21, 22]
     with pytest.raises(ConfigError, match="mine is a single fold, but fold=2"):
-        locate(tmp_path / "mine", 2)
+        locate_parts(tmp_path / "mine", 2)
 
 
 def test_a_folder_with_one_fold_has_no_other(tmp_path):
     make_folds(tmp_path, numbers=(3,))
     assert queries(tmp_path) == [30, 31, 32]
     with pytest.raises(ConfigError, match="has no Fold1; there are Fold3"):
-        locate(tmp_path, 1)
+        locate_parts(tmp_path, 1)
 
 
 def test_of_several_versions_the_one_to_learn_from_is_taken(tmp_path):
@@ -78,21 +78,21 @@ def test_of_several_versions_the_one_to_learn_from_is_taken(tmp_path):
     for name in ("2003_td_dataset", "2004_td_dataset"):
         make_folds(tmp_path / "Gov" / "QueryLevelNorm" / name)
     assert queries(tmp_path / "Gov/QueryLevelNorm/2003_td_dataset", 2) == [20, 21, 22]
-    several = "holds several sets: QueryLevelNorm/2003_td_dataset, QueryLevelNorm/2004_td_dataset; right would be"
+    several = "contains several sets: QueryLevelNorm/2003_td_dataset, QueryLevelNorm/2004_td_dataset; name one"
     with pytest.raises(ConfigError, match=several):
-        locate(tmp_path / "Gov")
+        locate_parts(tmp_path / "Gov")
 
 
 def test_five_slices_make_the_folds_that_letor_makes_of_them(tmp_path):
     for n in range(1, 6):
         put(tmp_path / f"S{n}.txt", n, documents=2 + n)
-    train, vali, test = read_parts(tmp_path, 3, cache=False)
+    train, vali, test = read_splits(tmp_path, 3, cache=False)
     assert [p.query_ids.tolist() for p in (train, vali, test)] == [[3, 4, 5], [1], [2]]
     assert train.queries.tolist() == [0] * 5 + [1] * 6 + [2] * 7
     assert {p.features for p in (train, vali, test)} == {7}
     put(tmp_path / "S4.txt", 3)
     with pytest.raises(ConfigError, match=r"query 3 stands in two of .*S3\.txt"):
-        read_parts(tmp_path, 3, cache=False)
+        read_splits(tmp_path, 3, cache=False)
 
 
 def test_yahoos_sets_lie_side_by_side_and_are_named(tmp_path):
@@ -100,51 +100,51 @@ def test_yahoos_sets_lie_side_by_side_and_are_named(tmp_path):
         for n, part in enumerate(("train", "valid", "test")):
             put(tmp_path / f"set{k}.{part}.txt", 10 * k + n)
     assert queries(tmp_path / "set2") == [20, 21, 22]
-    with pytest.raises(ConfigError, match=r"holds set1, set2; right would be .*/set1, or another"):
-        locate(tmp_path)
+    with pytest.raises(ConfigError, match=r"has the sets set1, set2; name one, such as .*/set1"):
+        locate_parts(tmp_path)
     with pytest.raises(ConfigError, match="there is no folder"):
-        locate(tmp_path / "set3")
+        locate_parts(tmp_path / "set3")
     with pytest.raises(ConfigError, match="set2 is a single fold, but fold=3"):
-        locate(tmp_path / "set2", 3)
+        locate_parts(tmp_path / "set2", 3)
 
 
 def test_without_a_validation_part_every_fifth_query_is_held_out(tmp_path):
     lines = [f"{k % 2} qid:{q} 1:{k}\n" for q in range(1, 13) for k in range(3)]
     (tmp_path / "train.txt").write_text("".join(lines))
     put(tmp_path / "test.txt", 99)
-    train, vali, test = read_parts(tmp_path, cache=False)
+    train, vali, test = read_splits(tmp_path, cache=False)
     assert vali.query_ids.tolist() == [5, 10]
     assert train.query_ids.tolist() == [1, 2, 3, 4, 6, 7, 8, 9, 11, 12]
     assert test.query_ids.tolist() == [99]
     put(tmp_path / "train.txt", 1)
-    with pytest.raises(ConfigError, match="no validation part, and too few queries"):
-        read_parts(tmp_path, cache=False)
+    with pytest.raises(ConfigError, match="no validation part and too few queries"):
+        read_splits(tmp_path, cache=False)
 
 
 def test_what_is_missing_or_there_twice_is_named(tmp_path):
     make_folds(tmp_path)
     with pytest.raises(ConfigError, match="has no Fold6; there are Fold1, Fold2, Fold3, Fold4, Fold5"):
-        locate(tmp_path, 6)
+        locate_parts(tmp_path, 6)
     (tmp_path / "Fold1" / "vali.txt").unlink()
     with pytest.raises(ConfigError, match=r"Fold1/vali\.txt is missing"):
-        locate(tmp_path, 1)
+        locate_parts(tmp_path, 1)
     put(tmp_path / "Fold3" / "trainingset.txt", 1)
-    with pytest.raises(ConfigError, match=r"Fold3 has train\.txt and trainingset\.txt; right would be one"):
-        locate(tmp_path, 3)
+    with pytest.raises(ConfigError, match=r"Fold3 has train\.txt and trainingset\.txt; expected one"):
+        locate_parts(tmp_path, 3)
     put(tmp_path / "Fold2" / "train.txt.gz", 20, packed=True)
-    assert locate(tmp_path, 2)["train"][0].name == "train.txt"  # the same, packed
+    assert locate_parts(tmp_path, 2)["train"][0].name == "train.txt"  # the same, packed
     make_folds(tmp_path, "fold{}", numbers=(2,))
-    with pytest.raises(ConfigError, match="has Fold2 and fold2; right would be one of them"):
-        locate(tmp_path, 2)
+    with pytest.raises(ConfigError, match="has Fold2 and fold2; expected one of them"):
+        locate_parts(tmp_path, 2)
     with pytest.raises(ConfigError, match="there is no folder"):
-        locate(tmp_path / "Fold9", 1)
+        locate_parts(tmp_path / "Fold9", 1)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match="does not hold ranking data"):
-        locate(tmp_path / "empty", 1)
+    with pytest.raises(ConfigError, match="does not contain ranking data"):
+        locate_parts(tmp_path / "empty", 1)
 
 
 def test_an_archive_is_to_be_unpacked(tmp_path):
     file = tmp_path / "MQ2008.zip"
     file.write_bytes(b"PK\x03\x04....")
-    with pytest.raises(ConfigError, match=re.escape(f"{file} is an archive (zip); right would be what it holds")):
-        read_parts(file, cache=False)
+    with pytest.raises(ConfigError, match=re.escape(f"{file} is an archive (zip); expected its content")):
+        read_splits(file, cache=False)

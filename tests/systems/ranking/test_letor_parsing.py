@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from letor_files import READERS, either
 
-from mutirao.systems.ranking.letor_parsing import WrongLine, read_line
+from mutirao.systems.ranking.letor_parsing import InvalidLine, parse_line
 
 
 def exact_float32(word: str) -> float:
@@ -94,7 +94,7 @@ def test_any_number_is_rounded_right_by_both_readers(words):
         if np.isfinite(right).all():
             assert np.array_equal(values_of(words, reader), right)
         else:
-            with pytest.raises(WrongLine, match=r"below 3\.4e38"):
+            with pytest.raises(InvalidLine, match=r"below 3\.4e38"):
                 values_of(words, reader)
 
 
@@ -114,7 +114,7 @@ def by_definition(text: bytes):
     for number, line in enumerate(text.split(b"\n")):
         if line.partition(b"#")[0].strip(b" \t\r"):
             try:
-                rows.append(read_line(line))
+                rows.append(parse_line(line))
             except ValueError as error:
                 return number, str(error)
     return rows
@@ -124,7 +124,7 @@ def assert_readers_agree_with_the_definition(text: bytes):
     right = by_definition(text)
     for name, reader in READERS.items():
         if isinstance(right, tuple):
-            with pytest.raises(WrongLine) as wrong:
+            with pytest.raises(InvalidLine) as wrong:
                 reader(text)
             assert wrong.value.args == right, name
             continue

@@ -15,7 +15,7 @@ from mutirao.systems.ranking.letor import read_letor
 
 @pytest.fixture
 def _by(reader, monkeypatch):
-    monkeypatch.setattr(letor, "read_block", READERS[reader])
+    monkeypatch.setattr(letor, "parse_block", READERS[reader])
 
 
 def test_the_example_in_the_docstring_holds():
@@ -64,7 +64,7 @@ def test_istellas_largest_number_is_no_value(tmp_path, reader):
 @either
 @pytest.mark.usefixtures("_by")
 def test_a_file_that_nobody_judged_is_refused(tmp_path, reader):
-    with pytest.raises(ConfigError, match="nobody has judged any of its documents"):
+    with pytest.raises(ConfigError, match="none of its documents has a label"):
         read_letor(put(tmp_path, b"-1 qid:1 1:1\n-1 qid:2 1:NULL\n"), cache=False)
 
 
@@ -81,12 +81,12 @@ def test_an_order_becomes_fifths_and_says_so(tmp_path, reader, caplog):
     with caplog.at_level(logging.WARNING, "mutirao"):
         data = read_letor(put(tmp_path, "".join(lines).encode()), cache=False)
     assert data.grades.tolist() == expected
-    assert "has an order of each query's documents; 5 grades are made of it" in caplog.text
+    assert "has an order of each query's documents; it is divided into 5 grades" in caplog.text
 
 
 def test_large_grades_that_are_no_order_are_refused(tmp_path):
     content = b"".join(b"%d qid:1 1:1\n" % grade for grade in [*range(300), 299])
-    with pytest.raises(ConfigError, match=r"some\.txt: grade 299 cannot be used; right would be .* 0 to 255, or an or"):
+    with pytest.raises(ConfigError, match=r"some\.txt: grade 299 cannot be used; expected .* 0 to 255, or an or"):
         read_letor(put(tmp_path, content), cache=False)
     graded = read_letor(
         put(tmp_path, b"".join(b"%d qid:%d 1:1\n" % (k, q) for q in range(50) for k in range(5))), False

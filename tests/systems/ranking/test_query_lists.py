@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mutirao.systems.ranking.encoding import flat_lists, lists_of, most_of
+from mutirao.systems.ranking.encoding import flatten_lists, make_lists, subsample
 from mutirao.systems.ranking.losses import PAD
 from mutirao.systems.ranking.scorers import Scorer, dense, score
 
@@ -15,7 +15,7 @@ def test_lists_hold_every_document_once_and_none_is_cut() -> None:
     queries = np.concatenate([np.full(300, 5), DRAW.integers(0, 5, 40)])
     x, grades = DRAW.normal(size=(340, 3)).astype(np.float32), DRAW.integers(0, 3, 340)
     rows = DRAW.permutation(340)[:330]
-    lists = lists_of(x, grades, queries, rows)
+    lists = make_lists(x, grades, queries, rows)
     (features, there), y = lists.batch(np.arange(len(lists)))
     assert len(lists) == 6
     assert y.shape[1] == np.bincount(queries[rows]).max() > 64
@@ -30,22 +30,22 @@ def test_lists_hold_every_document_once_and_none_is_cut() -> None:
 
 
 def test_at_most_so_many_lists_are_drawn_once() -> None:
-    lists = lists_of(np.eye(6, dtype=np.float32), np.arange(6), [0, 0, 1, 2, 3, 3])
-    assert most_of(lists, 0, 1) is lists
-    some = most_of(lists, 2, 1)
+    lists = make_lists(np.eye(6, dtype=np.float32), np.arange(6), [0, 0, 1, 2, 3, 3])
+    assert subsample(lists, 0, 1) is lists
+    some = subsample(lists, 2, 1)
     assert len(some) == 2
-    assert most_of(lists, 2, 1).batch(slice(0, 2))[1].equal(some.batch(slice(0, 2))[1])
+    assert subsample(lists, 2, 1).batch(slice(0, 2))[1].equal(some.batch(slice(0, 2))[1])
 
 
 def test_flat_lists_are_what_metrics_take() -> None:
-    scores, grades, queries = flat_lists([[0.1, 0.2], [0.3, 9.0]], [[1.0, 0.0], [2.0, PAD]])
+    scores, grades, queries = flatten_lists([[0.1, 0.2], [0.3, 9.0]], [[1.0, 0.0], [2.0, PAD]])
     assert (scores.tolist(), grades.tolist(), queries.tolist()) == ([0.1, 0.2, 0.3], [1.0, 0.0, 2.0], [0, 0, 1])
 
 
 def test_batch_normalisation_takes_its_means_over_documents_alone() -> None:
     model = Scorer(3, hidden=4, layers=2, norm="batch")
     x = DRAW.normal(size=(7, 3)).astype(np.float32)
-    (features, there), _ = lists_of(x, np.zeros(7), [0, 0, 0, 0, 1, 2, 2]).batch(np.arange(3))
+    (features, there), _ = make_lists(x, np.zeros(7), [0, 0, 0, 0, 1, 2, 2]).batch(np.arange(3))
     listed = model.train()(features, there)
     alone = model(torch.from_numpy(x))
     assert listed[there].tolist() == pytest.approx(alone.tolist(), rel=1e-5)

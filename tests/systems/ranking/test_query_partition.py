@@ -16,8 +16,8 @@ from mutirao.systems.ranking import query_partition
 from mutirao.systems.ranking.query_partition import (
     by_query,
     by_query_groups,
-    deal,
     fold_rows,
+    partition_documents,
 )
 from mutirao.systems.ranking.synthetic_queries import mslr_like
 
@@ -55,7 +55,7 @@ def test_the_examples_in_the_docstrings_hold():
 @pytest.mark.parametrize("name", SPLITS)
 def test_every_document_has_one_owner_and_chance_comes_from_the_generator(data, name):
     def parts(seed):
-        return deal(query_partition.NAMES[name], data.grades, data.queries, 20, rng(seed), data.x)
+        return partition_documents(query_partition.NAMES[name], data.grades, data.queries, 20, rng(seed), data.x)
 
     owners(parts(0), len(data))
     assert all(len(p) for p in parts(0))
@@ -104,8 +104,8 @@ def test_queries_may_be_scattered_and_have_any_ids():
     ("call", "what"),
     [
         (lambda: by_query([0, 1], [1, 1], 2, rng()), "2 clients cannot share 1 queries; take at most 1 clients"),
-        (lambda: by_query([0, 1], [1], 1, rng()), "one label and one query a document are needed"),
-        (lambda: by_query([], [], 1, rng()), "one label and one query a document are needed"),
+        (lambda: by_query([0, 1], [1], 1, rng()), "expected one label and one query a document"),
+        (lambda: by_query([], [], 1, rng()), "expected one label and one query a document"),
         (lambda: by_query([0, 1], [1, 2], 0, rng()), "clients: 0 is too small"),
         (lambda: by_query_groups([0, 1], [1, 2], None, 2, rng()), "groups: 10 is not between 1 and 2"),
         (
@@ -123,16 +123,20 @@ def test_what_cannot_be_split_is_refused(call, what):
 
 
 def test_plain_partitions_are_dealt_too_and_keys_are_queries(data):
-    parts = deal(build("partition", Part("dirichlet", {"alpha": 1.0})), data.grades, data.queries, 5, rng())
+    parts = partition_documents(
+        build("partition", Part("dirichlet", {"alpha": 1.0})), data.grades, data.queries, 5, rng()
+    )
     assert all(
         np.array_equal(a, b) for a, b in zip(parts, partitioning.dirichlet(data.grades, 5, 1.0, rng()), strict=True)
     )
-    assert keeps_queries_whole(deal(partitioning.by_key, data.grades, data.queries, 5, rng()), data.queries)
+    assert keeps_queries_whole(
+        partition_documents(partitioning.by_key, data.grades, data.queries, 5, rng()), data.queries
+    )
     home = (
         "mutirao.systems.ranking.query_partition"  # where the recipe's own partitions are, with which one's own must go
     )
     dotted = build("partition", Part(f"{home}:by_query_groups", {"alpha": 0.3}, home))
-    assert keeps_queries_whole(deal(dotted, data.grades, data.queries, 5, rng(), data.x), data.queries)
+    assert keeps_queries_whole(partition_documents(dotted, data.grades, data.queries, 5, rng(), data.x), data.queries)
 
 
 def test_folds_go_round_as_those_of_letor(data):

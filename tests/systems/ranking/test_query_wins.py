@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from mutirao.errors import ConfigError
-from mutirao.systems.ranking.metrics import geo_risk, hold_against, t_risk, u_risk, z_risk
+from mutirao.systems.ranking.metrics import compare_rankers, geo_risk, t_risk, u_risk, z_risk
 
 values = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=20)
 aversions = st.floats(0, 10)
@@ -60,7 +60,7 @@ def test_worked_numbers() -> None:
     assert u_risk(ours, theirs, 1.0) == pytest.approx(-0.025)  # (0.2 - 0.4 + 0 + 0.1) / 4
     # weighed gains 0.2, -0.4, 0, 0.1: variance (0.225^2 + 0.375^2 + 0.025^2 + 0.125^2) / 3 = 0.0691667
     assert t_risk(ours, theirs, 1.0) == pytest.approx(-0.025 / math.sqrt(0.0691667 / 4), rel=1e-5)
-    found = hold_against(ours, theirs, 1.0)
+    found = compare_rankers(ours, theirs, 1.0)
     assert (found.wins, found.losses, found.ties) == (2, 1, 1)
     # Two rankers alike have no residuals: GeoRisk is the root of half the mean.
     assert geo_risk([ours, ours], 5.0) == pytest.approx([math.sqrt(0.5 / 2)] * 2)
@@ -77,9 +77,9 @@ def test_who_loses_much_on_one_query_is_riskier_than_who_is_even() -> None:
 
 def test_what_cannot_be_compared_is_refused() -> None:
     for ours, theirs in (([0.5], [0.5, 0.1]), ([], []), ([[0.1]], [[0.1]])):
-        with pytest.raises(ConfigError, match="one value a query is needed of both"):
+        with pytest.raises(ConfigError, match="expected one value a query from both"):
             u_risk(ours, theirs)
-    with pytest.raises(ConfigError, match="aversion is -1"):
+    with pytest.raises(ConfigError, match="aversion: -1"):
         u_risk([0.5], [0.4], -1.0)
     assert math.isnan(t_risk([0.5], [0.4]))
     assert math.isnan(t_risk([0.5, 0.5], [0.4, 0.4]))  # no spread, no t

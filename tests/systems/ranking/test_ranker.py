@@ -15,10 +15,10 @@ from mutirao.cli.main import main
 from mutirao.config import resolve
 from mutirao.errors import ConfigError, Damaged
 from mutirao.report import execute
-from mutirao.systems.ranking.feature_scale import Scale
+from mutirao.systems.ranking.feature_scale import FeatureScale
 from mutirao.systems.ranking.letor import write_letor
 from mutirao.systems.ranking.ranker import Ranker
-from mutirao.systems.ranking.ranking_sources import load_parts
+from mutirao.systems.ranking.ranking_sources import load_splits
 from mutirao.systems.ranking.recipe import Config
 from mutirao.systems.ranking.scorers import dense
 
@@ -37,7 +37,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     home = tmp_path_factory.mktemp("run")
     config = resolve(Config, SMALL | request.param)
     summary = execute("ranking", config, home / "run", pictures=False)
-    write_letor(home / "test.txt", load_parts(config)[2])
+    write_letor(home / "test.txt", load_splits(config)[2])
     return home / "run", home / "test.txt", summary
 
 
@@ -99,7 +99,7 @@ def test_what_cannot_be_ranked_is_said_in_one_line(made: tuple[Path, Path, Any],
     run = made[0]
     ranker = Ranker.load(run)
     many = ranker.features
-    with pytest.raises(ConfigError, match=f"1 to 2, and 1 to {many} are agreed on: missing: 3 to {many}"):
+    with pytest.raises(ConfigError, match=f"1 to 2, but 1 to {many} are agreed on; missing: 3 to {many}"):
         ranker.score(np.zeros((1, 2)))
     (tmp_path / "few.txt").write_text("1 qid:1 1:0.5\n0 qid:1 1:0.25\n")
     (tmp_path / "more.txt").write_text(f"1 qid:1 {many + 1}:0.5\n")
@@ -108,9 +108,9 @@ def test_what_cannot_be_ranked_is_said_in_one_line(made: tuple[Path, Path, Any],
         assert done.exit_code != 0
         assert words in str(done.exception) + done.output
     assert told("rank", run, tmp_path / "few.txt", "--sparse")["documents"] == 2
-    with pytest.raises(ConfigError, match=r"ranker.safetensors is not there"):
+    with pytest.raises(ConfigError, match=r"ranker.safetensors does not exist"):
         Ranker.load(tmp_path)
-    with pytest.raises(Damaged, match="holds no ranker"):
+    with pytest.raises(Damaged, match="contains no ranker"):
         Ranker.load(run / "checkpoints" / "best.safetensors")
 
 
@@ -122,8 +122,8 @@ def test_a_file_that_lies_of_its_network_is_refused(tmp_path: Path, lie: dict[st
     settings = {"loss": "grades", "hidden": 3, "layers": 1, "norm": "none"}
     settings |= {"metrics": "ndcg@5", "gain": "exponential", "empty": "0"}
     arrays = {k: v.numpy() for k, v in dense(2, 3, 3).state_dict().items()}
-    Ranker(Scale((0.0, 0.0), (1.0, 1.0), "none", 2), arrays, settings).save(tmp_path / "good")
+    Ranker(FeatureScale((0.0, 0.0), (1.0, 1.0), "none", 2), arrays, settings).save(tmp_path / "good")
     assert len(Ranker.load(tmp_path / "good").score(np.zeros((2, 2)))) == 2
-    Ranker(Scale((0.0, 0.0), (1.0, 1.0), "none", 2), arrays, settings | lie).save(tmp_path / "bad")
+    Ranker(FeatureScale((0.0, 0.0), (1.0, 1.0), "none", 2), arrays, settings | lie).save(tmp_path / "bad")
     with pytest.raises((Damaged, ConfigError), match=r"ranker|metrics"):
         Ranker.load(tmp_path / "bad")

@@ -32,7 +32,7 @@ def test_the_folder_of_a_fold_is_that_fold(tmp_path):
     assert (
         digest(tmp_path, data=str(tmp_path / "OHS")) == digest(tmp_path, data=str(tmp_path / "OHS"), fold=1) != second
     )
-    with pytest.raises(ConfigError, match="Fold2 is fold 2, but fold=3 is asked for"):
+    with pytest.raises(ConfigError, match="Fold2 is fold 2, but fold=3 is requested"):
         digest(tmp_path, data=str(tmp_path / "OHS/Fold2"), fold=3)
 
 

@@ -11,7 +11,7 @@ import pytrec_eval
 from mutirao.config import resolve
 from mutirao.report import execute
 from mutirao.runs.verify import verify
-from mutirao.systems.ranking.metrics import METRICS, judge, judge_queries
+from mutirao.systems.ranking.metrics import METRICS, evaluate_queries, evaluate_ranking
 from mutirao.systems.ranking.ranking_data import RankingData
 from mutirao.systems.ranking.recipe import Config
 
@@ -36,7 +36,7 @@ def test_each_query_is_judged_as_trec_eval_does() -> None:
         run.setdefault(name, {})[f"d{i}"] = float(score)
         qrel.setdefault(name, {})[f"d{i}"] = int(2**grade - 1)  # its gain is the grade itself, ours is 2^grade - 1
     truth = pytrec_eval.RelevanceEvaluator(qrel, {"ndcg_cut.1,5,10", "recip_rank"}).evaluate(run)
-    rows = judge_queries(scores, data)
+    rows = evaluate_queries(scores, data)
     assert [row["query"] for row in rows] == list(data.query_ids)
     for row in rows:
         assert row["documents"] == len(run[row["query"]])
@@ -49,7 +49,7 @@ def test_each_query_is_judged_as_trec_eval_does() -> None:
 
 def test_the_means_over_queries_are_the_figures_of_the_whole() -> None:
     scores, data = some_data()
-    rows, whole = judge_queries(scores, data), judge(scores, data)
+    rows, whole = evaluate_queries(scores, data), evaluate_ranking(scores, data)
     assert {name: np.mean([row[name] for row in rows]) for name in METRICS} == pytest.approx(whole, abs=1e-12)
 
 

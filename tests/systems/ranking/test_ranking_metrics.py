@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mutirao.errors import ConfigError
 from mutirao.metrics import direction_of
-from mutirao.systems.ranking.metrics import DIRECTIONS, FUNCTIONS, USUAL, measures_of, metric_names
+from mutirao.systems.ranking.metrics import DIRECTIONS, FUNCTIONS, USUAL, build_metrics, metric_names
 
 NAMES = {"map": "map", "p@5": "P_5", "p@20": "P_20", "mrr": "recip_rank", "ndcg": "ndcg", "ndcg@5": "ndcg_cut_5"}
 
@@ -27,7 +27,7 @@ def test_they_are_trec_evals(seed: int, documents: int) -> None:
         run.setdefault(f"q{queries[i]}", {})[f"d{i}"] = float(scores[i])
         qrel.setdefault(f"q{queries[i]}", {})[f"d{i}"] = int(grades[i])
     found = pytrec_eval.RelevanceEvaluator(qrel, {"map", "P", "recip_rank", "ndcg", "ndcg_cut"}).evaluate(run)
-    ours = measures_of(",".join(NAMES), gain="linear")
+    ours = build_metrics(",".join(NAMES), gain="linear")
     for name, theirs in NAMES.items():
         wanted = np.mean([figures[theirs] for figures in found.values()])
         assert ours[name](scores, grades, queries) == pytest.approx(wanted, abs=1e-12)
@@ -52,26 +52,26 @@ def test_err_is_the_loop_over_ranks(seed: int, k: int, highest: int) -> None:
     for q in np.unique(queries):
         mine = np.flatnonzero(queries == q)
         each.append(slow_err(grades[mine][np.argsort(-scores[mine])].tolist(), k, highest))
-    ours = measures_of(f"err@{k}", highest=highest)[f"err@{k}"](scores, grades, queries)
+    ours = build_metrics(f"err@{k}", highest=highest)[f"err@{k}"](scores, grades, queries)
     assert ours == pytest.approx(np.mean(each), abs=1e-12)
 
 
 @pytest.mark.parametrize(("empty", "wanted"), [("0", 0.5), ("1", 1.0), ("skip", 1.0)])
 def test_a_query_without_relevant_documents_counts_as_is_set(empty: str, wanted: float) -> None:
-    for name, measure in measures_of("ndcg@1,mrr@1,map,p@1", empty=empty).items():
+    for name, measure in build_metrics("ndcg@1,mrr@1,map,p@1", empty=empty).items():
         assert measure([2.0, 1.0, 3.0], [1, 0, 0], [0, 0, 1]) == wanted, name
 
 
 def test_gain_is_of_the_grade_or_of_its_power() -> None:
     scores, grades, queries = [2.0, 1.0], [1, 3], [0, 0]
     discount = 1 / np.log2(3)
-    both = [measures_of("ndcg@2", gain)["ndcg@2"](scores, grades, queries) for gain in ("linear", "exponential")]
+    both = [build_metrics("ndcg@2", gain)["ndcg@2"](scores, grades, queries) for gain in ("linear", "exponential")]
     assert both == pytest.approx([(1 + 3 * discount) / (3 + discount), (1 + 7 * discount) / (7 + discount)])
 
 
 def test_a_grade_off_the_scale_is_refused() -> None:
     with pytest.raises(ValueError, match="not on the scale from 0 to 2"):
-        measures_of("err", highest=2)["err"]([1.0], [3], [0])
+        build_metrics("err", highest=2)["err"]([1.0], [3], [0])
 
 
 @pytest.mark.parametrize(

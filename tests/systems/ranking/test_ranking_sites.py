@@ -26,7 +26,13 @@ from mutirao.errors import ConfigError
 from mutirao.report import execute
 from mutirao.runs.csv_tables import CsvTable
 from mutirao.simulation.local_fleet import LocalFleet
-from mutirao.systems.ranking.feature_scale import SCALE, join_profiles, read_profile, read_scale, tell_profile
+from mutirao.systems.ranking.feature_scale import (
+    SCALE,
+    parse_document_profile,
+    parse_scale,
+    profile_documents,
+    scale_from_profiles,
+)
 from mutirao.systems.ranking.recipe import Config, recipe
 
 SETTINGS: dict[str, Any] = {"rounds": 2, "hidden": 4, "lr": 0.05, "aggregate": "fedavg", "test": 0.25}
@@ -62,7 +68,7 @@ def test_a_folder_is_a_client_and_its_moments_are_counted(tmp_path: Path) -> Non
     rows = CsvTable(tmp_path / "run" / "history.csv").read()
     told = 3 * 8 * (1 + 2 + 2 * 5)  # of three clients: how many samples, two numbers, and two of each feature
     assert int(rows[0]["bytes_up"]) == int(rows[1]["bytes_up"]) + told
-    scale = read_scale((tmp_path / "run" / "scale.json").read_bytes())
+    scale = parse_scale((tmp_path / "run" / "scale.json").read_bytes())
     queries = [row["query"] for row in CsvTable(tmp_path / "run" / "queries.csv").read()]
     assert sum(q.startswith("client_north/") for q in queries) == 4
     assert len(queries) == 4 + 2 * 3  # a quarter of twelve, where there is no file for it
@@ -82,15 +88,17 @@ def test_a_folder_is_a_client_and_its_moments_are_counted(tmp_path: Path) -> Non
 def test_the_scale_is_that_of_all_documents_in_whatever_order_sites_answer() -> None:
     draw = np.random.default_rng(1)
     parts = [draw.normal(3, 2, (n, 4)).astype(np.float32) for n in (7, 20, 50)]
-    replies = {f"s{k}": Reply({}, tell_profile(x, k, "log", 5)) for k, x in enumerate(parts)}
-    scale = join_profiles(replies, "log")
-    assert scale == join_profiles(dict(reversed(replies.items())), "log")
+    replies = {f"s{k}": Reply({}, profile_documents(x, k, "log", 5)) for k, x in enumerate(parts)}
+    scale = scale_from_profiles(replies, "log")
+    assert scale == scale_from_profiles(dict(reversed(replies.items())), "log")
     whole = np.concatenate(parts).astype(np.float64)
     whole = np.sign(whole) * np.log1p(np.abs(whole))
     np.testing.assert_allclose(scale.mean, whole.mean(0), rtol=1e-12)
     np.testing.assert_allclose(scale.std, whole.std(0), rtol=1e-12)
     assert scale.highest == 2
-    assert read_profile(Reply({}, tell_profile(parts[0][:4], 1, "log", 5)))[1]["sum"].tolist() == [0.0] * 4  # too few
+    assert (
+        parse_document_profile(Reply({}, profile_documents(parts[0][:4], 1, "log", 5)))[1]["sum"].tolist() == [0.0] * 4
+    )  # too few
 
 
 @pytest.mark.parametrize(
@@ -103,23 +111,23 @@ def test_the_scale_is_that_of_all_documents_in_whatever_order_sites_answer() -> 
         (np.array([-1.0, 1, 0, 0, 1, 1]), "-1 documents"),
         (np.array([1e30, 1, 0, 0, 1, 1]), "1e.30 documents"),
         (np.array([3.0, 300, 0, 0, 1, 1]), "highest grade is 300"),
-        (np.array([3.0, 1, np.inf, 0, 1, 1]), "no finite number"),
+        (np.array([3.0, 1, np.inf, 0, 1, 1]), "numbers that are not finite"),
     ],
 )
 def test_a_profile_that_cannot_be_is_named_and_has_no_part(told: Any, why: str, caplog: Any) -> None:
     with pytest.raises(ValueError, match=why):
-        read_profile(Reply({}, {PROFILE: told}))
-    honest = {f"s{k}": Reply({}, tell_profile(np.eye(6, 2) + k, 1, "none", 5)) for k in range(3)}
+        parse_document_profile(Reply({}, {PROFILE: told}))
+    honest = {f"s{k}": Reply({}, profile_documents(np.eye(6, 2) + k, 1, "none", 5)) for k in range(3)}
     with caplog.at_level(logging.WARNING):
-        found = join_profiles({**honest, "liar": Reply({}, {PROFILE: told})}, "none")
-    assert found == join_profiles(honest, "none")
+        found = scale_from_profiles({**honest, "liar": Reply({}, {PROFILE: told})}, "none")
+    assert found == scale_from_profiles(honest, "none")
     assert "liar: " in caplog.text
 
 
 def test_one_liar_does_not_bend_the_scale() -> None:
-    honest = {f"s{k}": Reply({}, tell_profile(np.eye(6, 2) + k, 1, "none", 5)) for k in range(4)}
+    honest = {f"s{k}": Reply({}, profile_documents(np.eye(6, 2) + k, 1, "none", 5)) for k in range(4)}
     lie = Reply({}, {PROFILE: np.array([10.0, 1, 1e200, 6, 1e300, 2])})
-    found, right = join_profiles({**honest, "liar": lie}, "none"), join_profiles(honest, "none")
+    found, right = scale_from_profiles({**honest, "liar": lie}, "none"), scale_from_profiles(honest, "none")
     assert found.mean[0] == right.mean[0]
 
 
@@ -128,11 +136,11 @@ def test_sites_that_cannot_keep_to_the_scale_are_named(tmp_path: Path, caplog: A
     write(data / "client_odd" / "train.txt", lines_of(5, features=7))
     with caplog.at_level(logging.WARNING):
         execute("ranking", resolve(Config, SETTINGS | {"data": str(data)}), tmp_path / "run", pictures=False)
-    assert "client_odd has features 1 to 7, and 1 to 5 are agreed on: too many: 6 to 7" in caplog.text
+    assert "client_odd has features 1 to 7, but 1 to 5 are agreed on; too many: 6 to 7" in caplog.text
     assert "client_odd takes no part: refused: agreed.scale: documents here have features 1 to 7" in caplog.text
     rows = CsvTable(tmp_path / "run" / "clients.csv").read()
     assert {row["client"] for row in rows if row["replied"] == "1"} == set(NAMES)
-    with pytest.raises(ConfigError, match=r"of 4 clients do not agree on scale.*has grade 2, and grades from 0 to 1"):
+    with pytest.raises(ConfigError, match=r"of 4 clients do not agree on scale.*has grade 2, but grades from 0 to 1"):
         execute("ranking", resolve(Config, SETTINGS | {"data": str(data), "grades": 1}), tmp_path / "one")
 
 
@@ -142,7 +150,7 @@ def test_queries_that_repeat_are_named(tmp_path: Path, caplog: Any) -> None:
     write(data / NAMES[0] / "train.txt", [*north[1:], north[0]])
     with caplog.at_level(logging.WARNING):
         recipe.task(resolve(Config, SETTINGS | {"data": str(data)}))
-    assert "query 0 comes again after others (1 such places)" in caplog.text
+    assert "the documents of query 0 are not contiguous (1 such places)" in caplog.text
     write(data / NAMES[1] / "test.txt", lines_of(3, 2, first=11))
     with pytest.raises(ConfigError, match="client_south: query 11 is in its train and in its test part"):
         recipe.task(resolve(Config, SETTINGS | {"data": str(data)}))

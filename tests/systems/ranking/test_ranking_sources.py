@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mutirao.datasets import check_data_set
 from mutirao.errors import ConfigError
 from mutirao.systems.ranking.letor import read_letor
-from mutirao.systems.ranking.ranking_sources import read_parts
+from mutirao.systems.ranking.ranking_sources import read_splits
 
 Qrel = namedtuple("Qrel", "query_id doc_id relevance iteration")
 
@@ -53,7 +53,7 @@ def test_lightgbms_layout_is_read_as_lightgbm_reads_it(tmp_path, ending, first):
     train = write_grouped(tmp_path, "rank.train", [3, 1, 5, 2, 4, 6], 1, ending, first)
     test = write_grouped(tmp_path, "rank.test", [2, 7], 2, ending, first)
     for place in (tmp_path, tmp_path / "rank"):
-        a, b, c = read_parts(place)
+        a, b, c = read_splits(place)
         assert unroll(b) == nonzero(train[4:5])  # every fifth query is held out
         assert unroll(a) == nonzero(train[:4] + train[5:])
         assert unroll(c) == nonzero(test)
@@ -62,7 +62,7 @@ def test_lightgbms_layout_is_read_as_lightgbm_reads_it(tmp_path, ending, first):
 
 def test_one_file_with_group_sizes_is_cut_into_folds(tmp_path):
     said = write_grouped(tmp_path, "rank.train", [3, 1, 5, 2, 4])
-    assert [unroll(part) for part in read_parts(tmp_path / "rank.train", 2)] == [
+    assert [unroll(part) for part in read_splits(tmp_path / "rank.train", 2)] == [
         nonzero(said[1:4]),
         nonzero(said[4:]),
         nonzero(said[:1]),
@@ -73,12 +73,12 @@ def test_one_file_with_group_sizes_is_cut_into_folds(tmp_path):
     ("name", "content", "what"),
     [
         ("rank.train.query", "3\n1\n", r"counts 4 documents, but .*rank\.train has 15"),
-        ("rank.train.query", "3\nx\n", r"rank\.train\.query, line 2: 'x' is not how many documents"),
-        ("rank.train.query", "3\n0\n12\n", "line 2: '0' is not how many"),
+        ("rank.train.query", "3\nx\n", r"rank\.train\.query, line 2: 'x' is not a number of documents"),
+        ("rank.train.query", "3\n0\n12\n", "line 2: '0' is not a number of documents"),
         ("rank.train.query", "", r"rank\.train\.query is empty"),
-        ("rank.train", "1 2:x\n" * 15, r"rank\.train cannot be read \(.*\); right would be 'GRADE INDEX:VALUE"),
+        ("rank.train", "1 2:x\n" * 15, r"rank\.train cannot be read \(.*\); expected 'GRADE INDEX:VALUE"),
         ("rank.train", "1 2:1 1:1\n" * 15, "indices from 0 ascending"),
-        ("rank.train", "1 2:nan\n" * 15, "not finite numbers"),
+        ("rank.train", "1 2:nan\n" * 15, "not finite float32 numbers"),
         ("rank.train", "0.5 2:1\n" * 15, "grades that are not whole numbers from 0 to 255"),
         ("rank.train", "inf 2:1\n" * 15, "grades that are not whole numbers from 0 to 255"),
         ("rank.train", "nan 2:1\n" * 15, "grades that are not whole numbers from 0 to 255"),
@@ -91,28 +91,28 @@ def test_wrong_groups_are_named(tmp_path, name, content, what):
     write_grouped(tmp_path, "rank.test", [2, 7])
     (tmp_path / name).write_text(content)
     with pytest.raises(ConfigError, match=what) as caught:
-        read_parts(tmp_path)
+        read_splits(tmp_path)
     assert "\n" not in str(caught.value)
-    with pytest.raises(ConfigError, match=r"counts documents; right would be the file they are in, .*rank\.train$"):
-        read_parts(tmp_path / "rank.train.query")
+    with pytest.raises(ConfigError, match=r"counts documents; expected the file they are in, .*rank\.train$"):
+        read_splits(tmp_path / "rank.train.query")
 
 
 def test_queries_in_the_lines_come_before_a_file_of_sizes(tmp_path):
     (tmp_path / "a.txt").write_text("".join(f"1 qid:{q} 1:1\n" for q in range(5) for _ in range(2)))
     (tmp_path / "a.txt.query").write_text("10\n")
-    assert [len(part.query_ids) for part in read_parts(tmp_path / "a.txt", cache=False)] == [3, 1, 1]
+    assert [len(part.query_ids) for part in read_splits(tmp_path / "a.txt", cache=False)] == [3, 1, 1]
 
 
 def test_the_queries_of_one_file_are_cut_into_five_folds(tmp_path):
     (tmp_path / "one.txt").write_text("".join(f"{k} qid:q{q} 1:{k}\n" for q in range(11) for k in range(1 + q % 3)))
     seen = []
     for fold in range(1, 6):
-        parts = [set(part.query_ids.tolist()) for part in read_parts(tmp_path / "one.txt", fold, cache=False)]
+        parts = [set(part.query_ids.tolist()) for part in read_splits(tmp_path / "one.txt", fold, cache=False)]
         assert sum(map(len, parts)) == len(set.union(*parts)) == 11
         seen += parts[2]
     assert sorted(seen) == sorted(f"q{q}" for q in range(11))  # each query is in one test part
-    first = [part.query_ids.tolist() for part in read_parts(tmp_path / "one.txt", cache=False)]
-    assert first == [part.query_ids.tolist() for part in read_parts(tmp_path / "one.txt", 1, cache=False)]
+    first = [part.query_ids.tolist() for part in read_splits(tmp_path / "one.txt", cache=False)]
+    assert first == [part.query_ids.tolist() for part in read_splits(tmp_path / "one.txt", 1, cache=False)]
 
 
 FEATURES = """9 qid:301 1:0.5 2:NULL # FT-1 some words
@@ -146,13 +146,13 @@ def check_joined(parts):
 def test_judgements_apart_are_joined_by_query_and_document(tmp_path):
     (tmp_path / "features.txt").write_text(FEATURES)
     (tmp_path / "judged.txt").write_text(QRELS)
-    check_joined(read_parts(tmp_path / "features.txt", qrels=str(tmp_path / "judged.txt"), cache=False))
+    check_joined(read_splits(tmp_path / "features.txt", qrels=str(tmp_path / "judged.txt"), cache=False))
     (tmp_path / "judged.txt").rename(tmp_path / "qrels.robust04.txt")
-    check_joined(read_parts(tmp_path, cache=False))
+    check_joined(read_splits(tmp_path, cache=False))
     assert check_data_set("trec", tmp_path)[0].endswith("7 documents of 5 queries, 2 features, grades " + SHARES)
     (tmp_path / "other.txt").write_text(FEATURES)
-    with pytest.raises(ConfigError, match=r"features in features\.txt, other\.txt; right would be one file"):
-        read_parts(tmp_path)
+    with pytest.raises(ConfigError, match=r"features in features\.txt, other\.txt; expected one file"):
+        read_splits(tmp_path)
 
 
 SHARES = "0: 42.9%, 1: 28.6%, 2: 14.3%, 3: 14.3%"
@@ -165,7 +165,7 @@ def test_judgements_go_with_parts_too(tmp_path):
     rows = QRELS.splitlines(keepends=True)
     (tmp_path / "qrels.train.txt").write_text("".join(rows[:3]))
     (tmp_path / "test.qrels").write_text("".join(rows[3:]))
-    check_joined(read_parts(tmp_path, cache=False))
+    check_joined(read_splits(tmp_path, cache=False))
 
 
 @pytest.mark.parametrize(
@@ -174,11 +174,11 @@ def test_judgements_go_with_parts_too(tmp_path):
         (
             FEATURES,
             "301 0 FT-1\n",
-            r"qrels\.txt, line 1: '301 0 FT-1' is no judgement; right would be 'QUERY ITERATION",
+            r"qrels\.txt, line 1: '301 0 FT-1' is no judgement; expected 'QUERY ITERATION",
         ),
         (FEATURES, "301 0 FT-1 x\n", "line 1: .* is no judgement"),
-        (FEATURES, "\n", "holds no judgements"),
-        (FEATURES, "1 0 FT-1 1\n", "none of its documents is judged, not even 'FT-1' of query '301'"),
+        (FEATURES, "\n", "contains no judgements"),
+        (FEATURES, "1 0 FT-1 1\n", "none of its documents has a judgement, not even 'FT-1' of query '301'"),
         (FEATURES, "301 0 FT-1 1\n301 0 FT-1 2\n", "line 2: document 'FT-1' of query '301' has another grade"),
         (FEATURES, "301 0 FT-1 256\n", "line 1: grade 256 is above 255"),
         ("0 qid:301 1:1\n", QRELS, "line 1: no comment names the document"),
@@ -189,7 +189,7 @@ def test_wrong_judgements_are_named(tmp_path, features, qrels, what):
     (tmp_path / "features.txt").write_text(features)
     (tmp_path / "qrels.txt").write_text(qrels)
     with pytest.raises(ConfigError, match=what) as caught:
-        read_parts(tmp_path)
+        read_splits(tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -201,7 +201,7 @@ def test_a_file_of_anything_beside_others_gives_data_or_one_clear_line(tmp_path_
     write_grouped(folder, "rank.test", [2, 7])
     (folder / name).write_bytes(content)
     try:
-        parts, said = read_parts(folder, cache=False), ""
+        parts, said = read_splits(folder, cache=False), ""
     except ConfigError as error:
         parts, said = (), str(error)
     assert "\n" not in said
@@ -223,12 +223,12 @@ def test_judgements_of_ir_datasets(tmp_path, monkeypatch):
     (tmp_path / "features.txt").write_text(FEATURES)
     monkeypatch.setitem(sys.modules, "ir_datasets", None)
     with pytest.raises(ConfigError, match="needs the package ir-datasets: pip install ir-datasets"):
-        read_parts(tmp_path / "features.txt", qrels="irds:robust04/fold1")
+        read_splits(tmp_path / "features.txt", qrels="irds:robust04/fold1")
     monkeypatch.setitem(sys.modules, "ir_datasets", module)
-    check_joined(read_parts(tmp_path / "features.txt", qrels="irds:robust04/fold1"))
+    check_joined(read_splits(tmp_path / "features.txt", qrels="irds:robust04/fold1"))
     for name in ("docs-only", "unknown"):
-        with pytest.raises(ConfigError, match=f"qrels=irds:{name}: ir_datasets cannot give judgements"):
-            read_parts(tmp_path / "features.txt", qrels=f"irds:{name}")
+        with pytest.raises(ConfigError, match=f"qrels=irds:{name}: ir_datasets cannot provide judgements"):
+            read_splits(tmp_path / "features.txt", qrels=f"irds:{name}")
 
 
 def test_check_says_what_is_there_and_keeps_nothing(tmp_path):
@@ -249,7 +249,7 @@ def test_check_says_what_is_there_and_keeps_nothing(tmp_path):
 def test_one_file_of_a_real_set_gives_the_folds_its_queries_make(real_data):
     file = real_data / "MQ2008" / "S1.txt"
     whole = read_letor(file, cache=False)
-    train, vali, test = read_parts(file, 3, cache=False)
+    train, vali, test = read_splits(file, 3, cache=False)
     ids = whole.query_ids.tolist()
     cuts = [-(-k * len(ids) // 5) for k in range(6)]  # query i is in part floor(5 i / n)
     parts = [ids[a:b] for a, b in itertools.pairwise(cuts)]

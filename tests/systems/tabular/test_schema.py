@@ -13,10 +13,10 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from mutirao.core.agreement import bytes_to_extra
 from mutirao.core.fleet import Reply
 from mutirao.errors import ConfigError, Refused
-from mutirao.systems.tabular.client_tables import Keep, pick_alike
-from mutirao.systems.tabular.schema import MOST_CATEGORIES, MOST_CLASSES, Schema, Task, read_schema
+from mutirao.systems.tabular.client_tables import HoldOut, stratified_rows
+from mutirao.systems.tabular.schema import MOST_CATEGORIES, MOST_CLASSES, Schema, Task, parse_schema
 from mutirao.systems.tabular.table import Column, Table
-from mutirao.systems.tabular.table_profile import join_profiles, tell_profile
+from mutirao.systems.tabular.table_profile import profile_table, schema_from_profiles
 
 CLASSES, NUMBERS = "classification", "regression"
 
@@ -32,7 +32,7 @@ def table(seed: int, n: int, gaps: bool = True) -> tuple[Table, Column]:
 
 def told(*clients: tuple[Table, Column], task: Task = CLASSES, least: int = 1) -> dict[str, Reply]:
     return {
-        f"c{k}": Reply({}, bytes_to_extra("profile", tell_profile(*held, task, least)), n=9)
+        f"c{k}": Reply({}, bytes_to_extra("profile", profile_table(*held, task, least)), n=9)
         for k, held in enumerate(clients)
     }
 
@@ -49,9 +49,9 @@ def test_the_schema_of_the_parts_scales_and_encodes_as_scikit_learn_does_the_who
     cuts = np.split(np.arange(len(whole)), np.cumsum([20, *sizes])[:-1])
     parts = [(whole.take(rows), target.take(rows)) for rows in cuts if len(rows)]
     replies = told(*parts)
-    schema = join_profiles("y", CLASSES, replies)
-    assert join_profiles("y", CLASSES, dict(reversed(replies.items()))).content() == schema.content()
-    assert read_schema(schema.content()) == schema
+    schema = schema_from_profiles("y", CLASSES, replies)
+    assert schema_from_profiles("y", CLASSES, dict(reversed(replies.items()))).content() == schema.content()
+    assert parse_schema(schema.content()) == schema
     x, y, lost = schema.encode(whole, target)
     assert lost == 0
     assert [schema.classes[k] for k in y] == target.values.tolist()
@@ -63,7 +63,7 @@ def test_the_schema_of_the_parts_scales_and_encodes_as_scikit_learn_does_the_who
 
 def test_a_missing_number_stands_at_the_mean_and_one_more_input_says_so() -> None:
     held = table(0, 50)
-    schema = join_profiles("y", CLASSES, told(held))
+    schema = schema_from_profiles("y", CLASSES, told(held))
     feature = next(f for f in schema.features if f.name == "dose")
     inputs = feature.encode(held[0].columns["dose"])
     gone = held[0].columns["dose"].missing
@@ -89,12 +89,12 @@ def test_nothing_is_told_of_few_values() -> None:
 def test_who_has_other_columns_has_no_part_and_is_told_which() -> None:
     good = [table(k, 30) for k in range(3)]
     odd = Table({**good[0][0].without(["dose"]).columns, "height": good[0][0].columns["dose"]}, 30)
-    schema = join_profiles("y", CLASSES, told(*good, (odd, good[0][1])))
-    assert schema == join_profiles("y", CLASSES, told(*good))
+    schema = schema_from_profiles("y", CLASSES, told(*good, (odd, good[0][1])))
+    assert schema == schema_from_profiles("y", CLASSES, told(*good))
     with pytest.raises(Refused, match=r"agreed\.schema: .*missing: 'dose'; too many: 'height'"):
         schema.encode(odd, good[0][1])
     text = Table({**good[0][0].columns, "dose": good[0][0].columns["ward"]}, 30)
-    with pytest.raises(Refused, match="'dose' is of the kind category here, and number is agreed on"):
+    with pytest.raises(Refused, match="'dose' is of the kind category here, but number is agreed on"):
         schema.encode(text, good[0][1])
     empty = Table({**good[0][0].columns, "dose": Column("empty", np.full(30, np.nan))}, 30)
     assert schema.encode(empty, good[0][1])[0].shape == (30, schema.inputs)  # no values are no other kind
@@ -103,15 +103,15 @@ def test_who_has_other_columns_has_no_part_and_is_told_which() -> None:
 def test_what_cannot_be_learnt_is_refused() -> None:
     held, target = table(0, 20)
     one = Column("category", np.full(20, "yes", object))
-    with pytest.raises(ConfigError, match="'y' has one class alone, 'yes'"):
-        join_profiles("y", CLASSES, told((held, one)))
-    with pytest.raises(ConfigError, match="one value alone, or no client has enough"):
-        join_profiles("y", NUMBERS, told((held, Column("number", np.ones(20))), task=NUMBERS))
+    with pytest.raises(ConfigError, match="'y' has only one class, 'yes'"):
+        schema_from_profiles("y", CLASSES, told((held, one)))
+    with pytest.raises(ConfigError, match="is constant, or no client has enough"):
+        schema_from_profiles("y", NUMBERS, told((held, Column("number", np.ones(20))), task=NUMBERS))
     constant = Table({"a": Column("number", np.full(20, 0.1)), "b": Column("category", one.values)}, 20)
     with pytest.raises(ConfigError, match="no column can be used"):
-        join_profiles("y", CLASSES, told((constant, target)))
-    with pytest.raises(ConfigError, match="is it task=classification"):
-        join_profiles("y", NUMBERS, told((held, target), task=NUMBERS))
+        schema_from_profiles("y", CLASSES, told((constant, target)))
+    with pytest.raises(ConfigError, match="use task=classification"):
+        schema_from_profiles("y", NUMBERS, told((held, target), task=NUMBERS))
 
 
 @pytest.mark.parametrize("lie", [{"sum": 1e140}, {"squares": 1e140}, {"count": 10**12, "sum": 1e15, "squares": 1e13}])
@@ -120,7 +120,7 @@ def test_one_client_cannot_bend_the_scale_of_all(lie: dict[str, float]) -> None:
     profile = json.loads(honest["c5"].extras["profile"].tobytes())
     profile["columns"]["dose"] |= lie
     liar = Reply({}, bytes_to_extra("profile", json.dumps(profile).encode()), n=9)
-    right, bent = (join_profiles("y", CLASSES, replies) for replies in (honest, {**honest, "c5": liar}))
+    right, bent = (schema_from_profiles("y", CLASSES, replies) for replies in (honest, {**honest, "c5": liar}))
     dose, other = (next(f for f in s.features if f.name == "dose") for s in (right, bent))
     assert abs(other.mean - dose.mean) < 3 * dose.std
     assert 0.3 < other.std / dose.std < 3
@@ -128,7 +128,7 @@ def test_one_client_cannot_bend_the_scale_of_all(lie: dict[str, float]) -> None:
     many["columns"]["ward"]["categories"] = [f"w{i}" for i in range(MOST_CATEGORIES)]
     many["target"]["classes"] = [f"k{i}" for i in range(MOST_CLASSES)]
     liar = Reply({}, bytes_to_extra("profile", json.dumps(many).encode()), n=9)
-    swollen = join_profiles("y", CLASSES, {**honest, "c5": liar})  # it goes on, with all that the others told
+    swollen = schema_from_profiles("y", CLASSES, {**honest, "c5": liar})  # it goes on, with all that the others told
     assert len(swollen.classes) == MOST_CLASSES
     assert {"no", "yes"} <= set(swollen.classes)
     assert {"A", "B", "é"} <= set(next(f for f in swollen.features if f.name == "ward").categories)
@@ -136,18 +136,18 @@ def test_one_client_cannot_bend_the_scale_of_all(lie: dict[str, float]) -> None:
 
 def test_a_scale_that_makes_infinities_is_refused_by_the_site() -> None:
     held, target = table(0, 30)
-    schema = join_profiles("y", CLASSES, told((held, target)))
+    schema = schema_from_profiles("y", CLASSES, told((held, target)))
     tiny = replace(schema, features=tuple(replace(f, std=1e-140) for f in schema.features))
-    with pytest.raises(Refused, match="beyond all measure"):
+    with pytest.raises(Refused, match="overflow on the scale"):
         tiny.encode(held, target)
 
 
 LIES = [
-    ("[]", "has another form|indices|attribute"),
+    ("[]", "has a field is missing|indices|attribute"),
     ("{", "cannot be read"),
     ('{"columns": {"a": {"kind": "number", "count": -1, "missing": 0}}, "target": {"kind": "number"}}', "negative"),
     ('{"columns": {"a": {"kind": "spell"}}, "target": {}}', "not one of"),
-    ('{"columns": {"a": {"kind": "number", "count": 1, "missing": 0, "sum": 1e999, "squares": 0}}}', "not finite"),
+    ('{"columns": {"a": {"kind": "number", "count": 1, "missing": 0, "sum": 1e999, "squares": 0}}}', "finite number"),
     ('{"columns": {"a": {"kind": "number", "count": 0, "missing": 0, "sum": 1, "squares": 1}}}', "of no values"),
     ('{"columns": {"' + "a" * 300 + '": {}}}', "too long"),
     ("[" * 100_000, "cannot be read"),
@@ -159,36 +159,36 @@ LIES = [
 def test_a_profile_that_makes_no_sense_counts_for_nobody_else(lie: str, says: str) -> None:
     liar = Reply({}, bytes_to_extra("profile", lie.encode()), n=9)
     honest = told(table(0, 30), table(1, 30))
-    assert join_profiles("y", CLASSES, {**honest, "liar": liar}) == join_profiles("y", CLASSES, honest)
+    assert schema_from_profiles("y", CLASSES, {**honest, "liar": liar}) == schema_from_profiles("y", CLASSES, honest)
     with pytest.raises(ConfigError, match=says):
-        join_profiles("y", CLASSES, {"liar": liar})
+        schema_from_profiles("y", CLASSES, {"liar": liar})
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"features": []}, "not one each"),
+        ({"features": []}, "a column is repeated"),
         ({"classes": ["a"]}, "1 classes"),
         ({"task": "guessing"}, "not one of"),
-        ({"mean": float("nan")}, "not finite"),
-        ({"target": "dose"}, "not one each"),
-        ({"classes": ["a", "a"]}, "one twice"),
-        ({"unused": 3}, "another form"),
+        ({"mean": float("nan")}, "finite number"),
+        ({"target": "dose"}, "a column is repeated"),
+        ({"classes": ["a", "a"]}, "no repetition"),
+        ({"unused": 3}, "a field is missing"),
     ],
 )
 def test_a_schema_from_elsewhere_is_read_word_by_word(change: dict[str, Any], says: str) -> None:
-    whole = json.loads(join_profiles("y", CLASSES, told(table(0, 30))).content())
+    whole = json.loads(schema_from_profiles("y", CLASSES, told(table(0, 30))).content())
     with pytest.raises(ValueError, match=says):
-        read_schema(json.dumps(whole | change).encode())
+        parse_schema(json.dumps(whole | change).encode())
     whole["features"][0]["std"] = 0.0
     with pytest.raises(ValueError, match="not above 0"):
-        read_schema(json.dumps(whole).encode())
+        parse_schema(json.dumps(whole).encode())
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=60), st.integers(0, 59), st.integers(0, 99))
 def test_rows_kept_back_have_each_class_in_its_share(classes: list[str], count: int, seed: int) -> None:
     count = min(count, len(classes))
-    rows = pick_alike(classes, count, np.random.default_rng(seed))
+    rows = stratified_rows(classes, count, np.random.default_rng(seed))
     assert len(rows) == len(set(rows.tolist())) == count
     for name in set(classes):
         share = classes.count(name) * count / len(classes)
@@ -197,16 +197,16 @@ def test_rows_kept_back_have_each_class_in_its_share(classes: list[str], count: 
 
 def test_a_client_cuts_its_rows_by_its_name_alone() -> None:
     held, target = table(0, 40)
-    cut = Keep(0.2, 0, CLASSES, 3)
+    cut = HoldOut(0.2, 0, CLASSES, 3)
     ana, again, bia = (cut(held, target, name) for name in ("ana", "ana", "bia"))
     assert (len(ana.train), len(ana.test)) == (32, 8)
     assert ana.test.columns["day"].values.tolist() == again.test.columns["day"].values.tolist()
     assert ana.test.columns["day"].values.tolist() != bia.test.columns["day"].values.tolist()
-    assert len(Keep(0.2, 10, CLASSES, 3)(held, target, "ana").train) == 10
-    assert len(Keep(0.0, 0, CLASSES, 3)(held, target, "ana").test) == 0
+    assert len(HoldOut(0.2, 10, CLASSES, 3)(held, target, "ana").train) == 10
+    assert len(HoldOut(0.0, 0, CLASSES, 3)(held, target, "ana").test) == 0
 
 
-def rows_of(keep: Keep, n: int = 40) -> tuple[list[int], list[int]]:
+def rows_of(keep: HoldOut, n: int = 40) -> tuple[list[int], list[int]]:
     """Which of n rows, two of three of one class, a client trains on and judges by."""
     held = Table({"row": Column("number", np.arange(float(n)))}, n)
     found = keep(held, Column("category", np.array(["no", "yes", "no"] * n, object)[:n]), "ana")
@@ -216,7 +216,7 @@ def rows_of(keep: Keep, n: int = 40) -> tuple[list[int], list[int]]:
 
 def test_the_rows_that_judge_are_those_they_always_were() -> None:
     held, target = Table({"row": Column("number", np.arange(40.0))}, 40), ["no", "yes"] * 12 + ["no"] * 16
-    found = Keep(0.2, 10, CLASSES, 3)(held, Column("category", np.array(target, object)), "ana")
+    found = HoldOut(0.2, 10, CLASSES, 3)(held, Column("category", np.array(target, object)), "ana")
     assert found.test.columns["row"].values.tolist() == [1, 4, 6, 9, 12, 25, 29, 39]
     assert found.train.columns["row"].values.tolist() == [2, 14, 16, 17, 19, 20, 22, 26, 30, 35]
 
@@ -224,8 +224,8 @@ def test_the_rows_that_judge_are_those_they_always_were() -> None:
 @pytest.mark.parametrize("task", [CLASSES, NUMBERS])
 def test_rows_to_validate_on_are_drawn_of_what_the_test_leaves(task: Task) -> None:
     for seed in range(5):
-        train, test = rows_of(Keep(0.2, 0, task, seed))
-        rest, vali = rows_of(Keep(0.2, 0, task, seed, vali=True))
+        train, test = rows_of(HoldOut(0.2, 0, task, seed))
+        rest, vali = rows_of(HoldOut(0.2, 0, task, seed, vali=True))
         assert (len(test), len(vali), len(rest)) == (8, 6, 26)
         assert sorted(rest + vali) == train  # and so no row of the test is left in either
         if task == CLASSES:
@@ -235,15 +235,15 @@ def test_rows_to_validate_on_are_drawn_of_what_the_test_leaves(task: Task) -> No
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
 def test_a_small_client_keeps_a_row_to_train_on(share: float) -> None:
     for n in range(1, 12):
-        train, test = rows_of(Keep(share, 0, CLASSES, 0), n)
-        rest, vali = rows_of(Keep(share, 0, CLASSES, 0, vali=True), n)
+        train, test = rows_of(HoldOut(share, 0, CLASSES, 0), n)
+        rest, vali = rows_of(HoldOut(share, 0, CLASSES, 0, vali=True), n)
         assert len(rest) >= 1
         assert sorted(rest + vali) == train
         assert not set(test) & {*rest, *vali}
 
 
 def test_schemas_are_equal_or_not() -> None:
-    a, b = (join_profiles("y", CLASSES, told(table(k, 30))) for k in (0, 1))
+    a, b = (schema_from_profiles("y", CLASSES, told(table(k, 30))) for k in (0, 1))
     assert isinstance(a, Schema)
     assert a != b
     assert hash(a) != hash(b)

@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from mutirao.datasets import check_data_set
 from mutirao.errors import ConfigError
-from mutirao.systems.tabular.readers import read_file, read_kinds
+from mutirao.systems.tabular.readers import read_kinds, read_table_file
 from mutirao.systems.tabular.table import IDENTIFIER, as_column
 
 ROWS = [("ana", 1.5, "José"), ("bia", 2.25, "Jos?"), ("céu", -3.0, "João; o velho")]
@@ -36,14 +36,14 @@ def test_any_delimiter_and_encoding(tmp_path: Path, delimiter: str, encoding: st
     path = write(tmp_path / "t.csv", delimiter, encoding, end="\r\n")
     if packed:
         path.write_bytes(gzip.compress(path.read_bytes()))
-    table = read_file(path)
+    table = read_table_file(path)
     assert list(table.columns) == ["who", "dose", "name"]
     assert table.columns["dose"].values.tolist() == [1.5, 2.25, -3.0]
     assert table.columns["name"].values.tolist() == ["José", "Jos?", "João; o velho"]  # two names stay two
 
 
 def test_a_decimal_comma_is_one_where_the_delimiter_is_a_semicolon(tmp_path: Path) -> None:
-    table = read_file(write(tmp_path / "t.csv", ";", comma=True))
+    table = read_table_file(write(tmp_path / "t.csv", ";", comma=True))
     assert table.columns["dose"].kind == "number"
     assert table.columns["dose"].values.tolist() == [1.5, 2.25, -3.0]
 
@@ -89,7 +89,7 @@ def test_parquet_has_the_kinds_of_its_types(tmp_path: Path) -> None:
         "c": pa.array(["x", "y", "x"]).dictionary_encode(),
     }
     parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
-    table = read_file(tmp_path / "t.parquet", {"i": "category"})
+    table = read_table_file(tmp_path / "t.parquet", {"i": "category"})
     assert {n: c.kind for n, c in table.columns.items()} == {
         "n": "number",
         "i": "category",
@@ -108,22 +108,22 @@ def test_parquet_has_the_kinds_of_its_types(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "is empty; right would be a header and rows"),
-        (b"a,b\n1,2\n3\n", "line 3: 1 cells, and the header has 2 columns"),
+        (b"", "is empty; expected a header and rows"),
+        (b"a,b\n1,2\n3\n", "line 3: 1 cells, but the header has 2 columns"),
         (b"a,b,a\n1,2,3\n", "more than one column called 'a'"),
         (b"a,b\n1,\x81\n", "line 2: byte 0x81 is neither UTF-8 nor Windows-1252"),
-        (b"a,b\n1,\0\n", "line 2: a zero byte: it is not a text file"),
-        (b"\xff\xfea\xd8", "begins as utf-16 text and is not"),
-        (b"\x1f\x8b123", "is not a whole gzip file"),
+        (b"a,b\n1,\0\n", "line 2: a zero byte; it is not a text file"),
+        (b"\xff\xfea\xd8", "begins as utf-16 text, but byte"),
+        (b"\x1f\x8b123", "is not a complete gzip file"),
         (b"PAR1nothing", "is not a Parquet file that can be read"),
-        (b"a,b\n1,inf\n", "column 'b' holds an infinite number"),
-        (b"a" * 300 + b",b\n1,2\n", "is no name of a column"),
+        (b"a,b\n1,inf\n", "column 'b' contains an infinite number"),
+        (b"a" * 300 + b",b\n1,2\n", "is no valid name of a column"),
     ],
 )
 def test_a_wrong_file_is_refused_in_one_line(tmp_path: Path, content: bytes, says: str) -> None:
     (tmp_path / "t.csv").write_bytes(content)
     with pytest.raises(ConfigError, match=says) as refused:
-        read_file(tmp_path / "t.csv")
+        read_table_file(tmp_path / "t.csv")
     assert "\n" not in str(refused.value)
 
 
@@ -132,14 +132,14 @@ def test_wrong_settings_of_columns_are_refused(tmp_path: Path) -> None:
     for kinds, says in (("dose=float", "is not NAME=KIND"), ("dose", "is not NAME=KIND")):
         with pytest.raises(ConfigError, match=says):
             read_kinds(kinds)
-    with pytest.raises(ConfigError, match="'ana' is no number, and columns= says"):
-        read_file(path, {"who": "number"})
+    with pytest.raises(ConfigError, match="'ana' is no number, but the setting columns= requires"):
+        read_table_file(path, {"who": "number"})
     with pytest.raises(ConfigError, match="has no column 'dos'; did you mean 'dose'"):
-        read_file(path, {"dos": "number"})
+        read_table_file(path, {"dos": "number"})
     with pytest.raises(ConfigError, match=r"cannot read .*nobody\.csv"):
-        read_file(tmp_path / "nobody.csv")
+        read_table_file(tmp_path / "nobody.csv")
     with pytest.raises(ConfigError, match="is a folder"):
-        read_file(tmp_path)
+        read_table_file(tmp_path)
 
 
 def test_a_check_says_what_was_found_column_by_column(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_check_says_what_was_found_column_by_column(tmp_path: Path) -> None:
     path.write_text("patient_id,age,ward,seen\n1,30,A,2020-01-01\n2,,B,2021-05-06\n3,50,A,\n")
     assert check_data_set("tabular", path) == [
         f"{path}: 3 rows, 4 columns",
-        "patient_id: number, 1 to 3 (by its name an identifier: no feature)",
+        "patient_id: number, 1 to 3 (an identifier by its name, so no feature)",
         "age: number, 30 to 50, 1 missing",
         "ward: category, 2 values: 'A' 2, 'B' 1",
         "seen: date, 2020-01-01 to 2021-05-06, 1 missing",

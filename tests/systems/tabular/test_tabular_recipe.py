@@ -172,7 +172,7 @@ def test_one_site_with_other_columns_is_left_out_and_told_which(
     odd.write_text(write_patients(tmp_path / "x.csv", only="north").read_text().replace(",dose,", ",height,"))
     with caplog.at_level(logging.WARNING, "mutirao"):
         run, rows = go(resolve(Config, settings(folder)))
-    assert "odd takes no part: refused: agreed.schema: the columns of this site are others" in caplog.text
+    assert "odd takes no part: refused: agreed.schema: the columns of this site differ" in caplog.text
     assert "missing: 'dose'; too many: 'height'" in caplog.text
     odd.unlink()
     without, _ = go(resolve(Config, settings(folder)))
@@ -264,7 +264,7 @@ def test_judged_by_validation_rows_no_test_row_has_any_influence(tmp_path: Path,
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"target": ""}, "target: say which column is to be predicted; .* has patient_id, hospital, age"),
+        ({"target": ""}, "target: name the column that is predicted; .* has patient_id, hospital, age"),
         ({"target": "outcom"}, "target: .* has no column 'outcom'; did you mean 'outcome'"),
         ({"client": "hospitl"}, "client: .* has no column 'hospitl'; did you mean 'hospital'"),
         ({"client": "outcome"}, "client: 'outcome' is the target, too"),
@@ -275,8 +275,8 @@ def test_judged_by_validation_rows_no_test_row_has_any_influence(tmp_path: Path,
         ({"ignore": "outcome"}, "target: .* has no column 'outcome'"),
         ({"columns": "sex=number"}, "column 'sex': '[fm]' is no number"),
         ({"schema": "nobody.json"}, "schema: nobody.json: No such file or directory"),
-        ({"sites": True, "data": "", "task": "auto"}, "task: say classification or regression"),
-        ({"sites": True, "data": "", "target": ""}, "target: say which column of the sites' files"),
+        ({"sites": True, "data": "", "task": "auto"}, "task: set classification or regression"),
+        ({"sites": True, "data": "", "target": ""}, "target: name the column of the sites' files"),
         ({"client": "", "clients": 1000}, "partition=dirichlet: 1000 clients"),
         ({"test": 0.95}, "test: 0.95 is too large"),
         ({"test": 0.0, "judge_by": "vali"}, "judge_by=vali: .* test=0 keeps nothing; use test=0.2"),
@@ -294,8 +294,8 @@ def test_wrong_input_is_said_in_a_line_before_the_first_round(tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("hospital,age,outcome\n" + "a,1,yes\n" * 3, "has 3 rows with a 'outcome'; at least 10 are needed"),
-        ("hospital,age,outcome\n" + "a,1,yes\nb,2,yes\n" * 9, "'outcome' has one class alone, 'yes'"),
+        ("hospital,age,outcome\n" + "a,1,yes\n" * 3, "has 3 rows with a 'outcome'; expected at least 10"),
+        ("hospital,age,outcome\n" + "a,1,yes\nb,2,yes\n" * 9, "'outcome' has only one class, 'yes'"),
         ("hospital,age,outcome\n" + "a,1,yes\n,2,no\n" * 9, "column 'hospital' of .* is empty in row 2"),
         ("hospital,age,outcome\n" + "a,1,yes\nb,1,no\n" * 9, "no column can be used"),
         ("hospital,age,outcome\n" + "a,1,\n" * 20, "column 'outcome' of .* has no values"),

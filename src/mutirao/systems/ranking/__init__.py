@@ -1,1 +1,1 @@
-"""Ranking: documents graded for queries, how they are read and dealt to clients, and the models that rank them."""
+"""Learning to rank: readers of ranking data, their partition over clients, models, metrics and the recipe."""

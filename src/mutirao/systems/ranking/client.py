@@ -1,6 +1,6 @@
-"""A search site: it tells its moments, keeps to the scale agreed on, and trains on documents put on it.
+"""The client of the ranking recipe: it sends its profile, and trains on documents scaled as agreed.
 
-The scale comes with every request and nothing is kept at the site, so that one that restarts needs no memory.
+The scale comes with every request and is not stored at the site, so that one that restarts needs no memory.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,57 +20,58 @@ from mutirao.errors import ConfigError, Refused
 from mutirao.personalization import Settings as Personal
 from mutirao.personalization.handler import WHOLE_MODEL_ONLY
 from mutirao.privacy import DPSGD
-from mutirao.systems.ranking.client_documents import Held
-from mutirao.systems.ranking.encoding import Encoded
-from mutirao.systems.ranking.feature_scale import SCALE, Scale, read_scale, tell_profile
-from mutirao.systems.ranking.metrics import Metrics, judge
+from mutirao.systems.ranking.client_documents import ClientDocuments
+from mutirao.systems.ranking.encoding import EncodedDocuments
+from mutirao.systems.ranking.feature_scale import SCALE, FeatureScale, parse_scale, profile_documents
+from mutirao.systems.ranking.metrics import Metrics, evaluate_ranking
 from mutirao.systems.ranking.ranking_data import RankingData
-from mutirao.systems.ranking.scorers import score, trainer_of
+from mutirao.systems.ranking.scorers import make_trainer, score
 from mutirao.training.shared_encoding import agreed_content, answer_many, without_agreement
 from mutirao.training.trainer import Trainer
 
 
-class Trainers:
-    """The trainer for a scale, by the recipe's settings: made once, because it keeps modules and programs."""
+class RankingTrainers:
+    """Trainers by feature scale, each made once, because a trainer caches modules and compiled programs."""
 
-    def __init__(self, config: Any, measures: Callable[[int], Metrics]) -> None:
-        self.config, self.measures = config, measures
+    def __init__(self, config: Any, metrics: Callable[[int], Metrics]) -> None:
+        self.config = config
+        self.build_metrics = metrics
         self.made: dict[tuple[int, int], Trainer] = {}
         self.personal: dict[tuple[int, int], Any] = {}
 
-    def metrics(self, scale: Scale) -> Metrics:
-        """What judges rankings of documents with such grades."""
-        return self.measures(scale.highest)
+    def metrics(self, scale: FeatureScale) -> Metrics:
+        """The metrics for grades of this scale."""
+        return self.build_metrics(scale.highest)
 
-    def __call__(self, scale: Scale) -> Trainer:
+    def __call__(self, scale: FeatureScale) -> Trainer:
         """One trainer for all scales of one shape."""
-        shape = scale.features, scale.highest
+        shape = (scale.features, scale.highest)
         if shape not in self.made:
-            self.made[shape] = trainer_of(self.config, scale.features, scale.highest + 1, self.metrics(scale))
+            self.made[shape] = make_trainer(self.config, scale.features, scale.highest + 1, self.metrics(scale))
         return self.made[shape]
 
-    def for_each(self, scale: Scale, personal: Personal) -> Any:
-        """The same for clients with a model of their own."""
-        shape = scale.features, scale.highest
+    def for_each(self, scale: FeatureScale, personal: Personal) -> Any:
+        """The same for clients with personal models."""
+        shape = (scale.features, scale.highest)
         if shape not in self.personal:
             self.personal[shape] = self(scale).personal_training(personal)
         return self.personal[shape]
 
     @cached_property
     def example(self) -> Trainer:
-        """A trainer of no particular shape: what it provides depends on the settings alone."""
-        return trainer_of(self.config, 1, 2, self.measures(1))
+        """A trainer of arbitrary shape: what it provides depends on the settings alone."""
+        return make_trainer(self.config, 1, 2, self.build_metrics(1))
 
 
 @dataclass(frozen=True)
 class RankingClient:
-    """A handler around a `Trainer`: it answers `profile` and `agree`, and the rest by the scale in the request.
+    """A handler around a `Trainer`: it answers `profile` and `agree`, and trains with the scale in the request.
 
-    With `own`, a scale that this party was given beforehand, no other one is taken, and no profile is told.
+    With `own`, a scale given to this party beforehand, every other scale and every request for a profile is refused.
     """
 
-    trainers: Trainers
-    encoded: Encoded
+    trainers: RankingTrainers
+    encoded: EncodedDocuments
     transform: Transform = "none"
     least: int = 5
     own: bytes = b""
@@ -88,16 +89,16 @@ class RankingClient:
 
     @property
     def schedule(self) -> Any:
-        """How the rate of its trainers goes."""
+        """The learning rate schedule of its trainers."""
         return self.trainers.example.schedule
 
     @property
     def figures(self) -> Any:
-        """What its trainers judge by besides loss and accuracy."""
+        """The metrics of its trainers besides loss and accuracy."""
         return self.trainers.example.figures
 
     def agreed(self) -> Mapping[str, str]:
-        """The scale this party was given, by its digest."""
+        """The digest of the scale given to this party."""
         return {SCALE: digest_of(self.own)} if self.own else {}
 
     def private_training(self, privacy: DPSGD) -> AnyHandler:
@@ -108,93 +109,92 @@ class RankingClient:
         """The same with a model of each client's own."""
         return replace(self, personal=personal)
 
-    def initial(self, scale: Scale, seed: int) -> Arrays:
-        """What travels of a fresh model."""
-        made: Arrays = self.trainer(scale).initial(seed)
-        return made
+    def initial(self, scale: FeatureScale, seed: int) -> Arrays:
+        """The shared arrays of a new model."""
+        arrays: Arrays = self.trainer(scale).initial(seed)
+        return arrays
 
     def shared(self, arrays: Arrays) -> Arrays:
-        """What travels of a whole model, if there is one yet."""
+        """The shared arrays of a whole model, if there is one yet."""
         if self.personal is None or not arrays:
             return arrays
-        made: Arrays = self.trainer(read_scale(self.own)).shared(arrays)
-        return made
+        shared: Arrays = self.trainer(parse_scale(self.own)).shared(arrays)
+        return shared
 
-    def trainer(self, scale: Scale) -> Any:
-        """Who trains, without privacy."""
+    def trainer(self, scale: FeatureScale) -> Any:
+        """The trainer, without differential privacy."""
         return self.trainers(scale) if self.personal is None else self.trainers.for_each(scale, self.personal)
 
-    def handler(self, scale: Scale) -> AnyHandler:
-        """Who trains."""
+    def handler(self, scale: FeatureScale) -> AnyHandler:
+        """The handler that trains."""
         trainer: AnyHandler = self.trainer(scale)
         return trainer if self.privacy is None else as_handler(trainer).private_training(self.privacy)
 
-    def scale_in(self, request: Request) -> Scale:
-        """The scale that goes with a request, if it is the one agreed on."""
+    def scale_in(self, request: Request) -> FeatureScale:
+        """The scale of a request; Refused if it is not the one agreed on."""
         try:
-            return read_scale(agreed_content(request, SCALE, self.own))
+            return parse_scale(agreed_content(request, SCALE, self.own))
         except ValueError as error:
             raise Refused(f"agreed.{SCALE}", str(error)) from error
 
-    def prepare(self, request: Request, site: Site) -> tuple[Scale, Request, Site]:
-        """What the trainer is asked: the request without the scale, on samples instead of documents as they are."""
+    def prepare(self, request: Request, site: Site) -> tuple[FeatureScale, Request, Site]:
+        """The trainer's request: without the scale, on scaled samples instead of raw documents."""
         scale = self.scale_in(request)
-        return (
-            scale,
-            without_agreement(request, SCALE),
-            Site(site.id, self.encoded(site.id, site.data, scale), site.state),
-        )
+        samples = self.encoded(site.id, site.data, scale)
+        return scale, without_agreement(request, SCALE), Site(site.id, samples, site.state)
 
     def agree(self, request: Request, site: Site) -> None:
-        """Refused if documents have other features than the scale, or grades beyond it.
+        """Refused if documents have other features than the scale, or grades above its highest.
 
-        Parties to which one set is dealt agree on that set first, before there is a scale.
+        Where one set is partitioned over parties, they agree on that set first, before there is a scale.
         """
         if self.own or SCALE in request.extras:
             self.prepare(request, site)
 
     def check(self, arrays: Arrays, population: Mapping[ClientId, Any]) -> None:
-        """ConfigError if somebody cannot keep to a scale given beforehand."""
+        """ConfigError if a client's documents do not fit the scale given beforehand."""
         for name in population if self.own else ():
             try:
-                self.encoded(name, population[name], read_scale(self.own))
+                self.encoded(name, population[name], parse_scale(self.own))
             except Refused as error:
                 raise ConfigError(f"scale: {name}: {error}") from error
 
-    def judge(self, arrays: Arrays, data: RankingData, scale: Scale, named: str = "") -> dict[str, float]:
-        """A model's figures over queries, their names with `named` before them."""
-        found = judge(self.score(arrays, data, scale), data, self.trainers.metrics(scale))
-        return {named + name: value for name, value in found.items()}
+    def evaluate(self, arrays: Arrays, data: RankingData, scale: FeatureScale, prefix: str = "") -> dict[str, float]:
+        """A model's metrics over queries; `prefix` is put before their names."""
+        metrics = evaluate_ranking(self.score(arrays, data, scale), data, self.trainers.metrics(scale))
+        return {prefix + name: value for name, value in metrics.items()}
 
-    def score(self, arrays: Arrays, data: RankingData, scale: Scale) -> npt.NDArray[np.float64]:
-        """What a model ranks documents by."""
+    def score(self, arrays: Arrays, data: RankingData, scale: FeatureScale) -> npt.NDArray[np.float64]:
+        """A model's scores of documents."""
         return score(self.trainers(scale).fill(arrays), self.encoded.features(data, scale))
 
-    def judges_queries(self, request: Request, site: Site) -> bool:
-        """Whether it judges by whole queries of its own, rather than its trainer by single documents or lists."""
+    def evaluates_queries(self, request: Request, site: Site) -> bool:
+        """Whether it evaluates whole queries itself; otherwise its trainer evaluates single documents or lists."""
         return request.do == "evaluate" and self.personal is None and site.data.test is not None
 
     def is_alone(self, request: Request, site: Site) -> bool:
-        """Whether no trainer is asked."""
-        return request.do in (PROFILE, AGREE) or self.judges_queries(request, site)
+        """Whether it answers a request without a trainer."""
+        return request.do in (PROFILE, AGREE) or self.evaluates_queries(request, site)
 
     def __call__(self, request: Request, site: Site) -> Reply:
-        """The answer to one request."""
-        held: Held = site.data
+        """Answer one request."""
+        documents: ClientDocuments = site.data
         if request.do == PROFILE:
             if self.own or self.privacy is not None:
-                raise Refused(f"agreed.{SCALE}", "a scale is agreed on already: nothing is told of the documents")
-            return Reply({}, tell_profile(held.x, held.highest, self.transform, self.least), n=len(held))
-        if self.judges_queries(request, site):
-            assert held.test is not None
-            test = held.test.table if len(held.test) == len(held.test.table) else held.test.table.take(held.test.rows)
-            figures = self.judge(request.arrays, test, self.scale_in(request))
-            return Reply({}, metrics=figures, n=len(test.query_ids))
-        scale, asked, samples = self.prepare(request, site)
+                raise Refused(f"agreed.{SCALE}", "a scale is already agreed on: no profile of the documents is sent")
+            profile = profile_documents(documents.x, documents.highest, self.transform, self.least)
+            return Reply({}, profile, n=len(documents))
+        if self.evaluates_queries(request, site):
+            own = documents.test
+            assert own is not None
+            test = own.table if len(own) == len(own.table) else own.table.take(own.rows)
+            metrics = self.evaluate(request.arrays, test, self.scale_in(request))
+            return Reply({}, metrics=metrics, n=len(test.query_ids))
+        scale, request, samples = self.prepare(request, site)
         if request.do == AGREE:
             return Reply({}, n=1)
-        return self.handler(scale)(asked, samples)
+        return self.handler(scale)(request, samples)
 
     def many(self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]) -> dict[ClientId, Any]:
-        """The same answers, all clients of one scale trained at once."""
+        """The same replies, with all clients of one scale trained at once."""
         return answer_many(self, self.prepare, self.handler, requests, sites, self.is_alone)

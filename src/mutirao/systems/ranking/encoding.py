@@ -1,6 +1,6 @@
-"""Documents as a trainer takes them: features on the scale agreed on, single or as lists.
+"""Documents as training samples: features on the agreed scale, single documents or lists of one query each.
 
-A table is put on a scale once, however many clients share it and however many rounds are made.
+A table is scaled once, however many clients share it and however many rounds there are.
 """
 
 import threading
@@ -16,8 +16,8 @@ from torch import Tensor
 from mutirao.core.fleet import ClientId
 from mutirao.errors import Refused
 from mutirao.randomness import derive_seed
-from mutirao.systems.ranking.client_documents import Held
-from mutirao.systems.ranking.feature_scale import SCALE, Scale, differing
+from mutirao.systems.ranking.client_documents import ClientDocuments
+from mutirao.systems.ranking.feature_scale import SCALE, FeatureScale, feature_mismatch
 from mutirao.systems.ranking.losses import PAD
 from mutirao.systems.ranking.ranking_data import RankingData
 from mutirao.training.inputs import as_inputs, as_labels
@@ -25,27 +25,113 @@ from mutirao.training.lazy_samples import LazyInputs
 from mutirao.training.samples import ClientData, Index, Samples
 
 Rows = npt.NDArray[np.float32]
-KEPT_BYTES = 1 << 22  # bytes of a client's lists that stay put together
+KEPT_BYTES = 1 << 22  # most bytes of a client's padded lists that are kept in memory
+KEPT_CLIENTS = 4096  # clients whose lists a process keeps
 
 
-def lists_of(x: Rows, grades: npt.ArrayLike, queries: npt.ArrayLike, rows: Index | None = None) -> Samples:
-    """The documents, or these rows of them, as samples of one list each: features and which places hold a document.
+class EncodedDocuments:
+    """Cache of scaled tables and of clients' samples; a table's entry lives as long as the table.
 
-    Features stay where they are and are put together batch by batch, so that filling up costs little memory. The labels
-    are the grades, PAD where there is no document.
+    With `lists`, samples are lists, at most `most` of them a client (0: all). Single documents are limited beforehand,
+    by the rows of a client.
+    """
 
-    >>> lists = lists_of(np.eye(3, dtype=np.float32), [2, 0, 1], [7, 8, 7])
+    def __init__(self, lists: bool, most: int = 0, seed: int = 0) -> None:
+        self.lists = lists
+        self.most = most
+        self.seed = seed
+        self.tables: dict[tuple[int, FeatureScale], tuple[weakref.ref[RankingData], Any, Tensor]] = {}
+        self.clients: OrderedDict[tuple[ClientId, FeatureScale], tuple[ClientDocuments, Samples | ClientData]]
+        self.clients = OrderedDict()
+        self.lock = threading.RLock()
+
+    def table(self, data: RankingData, scale: FeatureScale) -> tuple[Any, Tensor]:
+        """A table's scaled features, and its grades; Refused, with the difference, if they do not fit the scale."""
+        key = (id(data), scale)
+        with self.lock:
+            found = self.tables.get(key)
+            if found is not None and found[0]() is data:
+                return found[1], found[2]
+            check_against_scale(data, scale)
+            x = as_inputs(scale(data.x))
+            y = as_labels(np.asarray(data.grades))
+            self.tables[key] = (weakref.ref(data, lambda _: self.tables.pop(key, None)), x, y)
+            return x, y
+
+    def features(self, data: RankingData, scale: FeatureScale) -> npt.NDArray[np.float32]:
+        """A table's scaled features."""
+        found: npt.NDArray[np.float32] = self.table(data, scale)[0].numpy()
+        return found
+
+    def __call__(self, client: ClientId, documents: ClientDocuments, scale: FeatureScale) -> Samples | ClientData:
+        """A client's training samples, with its test samples if it has any."""
+        if not self.lists:
+            test = None if documents.test is None else self.rows(documents.test, scale)
+            return self.join(self.rows(documents, scale), test)
+        with self.lock:
+            found = self.clients.get((client, scale))
+            if found is not None and found[0] is documents:
+                return found[1]
+            test = None if documents.test is None else self.as_lists(documents.test, scale)
+            train = subsample(self.as_lists(documents, scale), self.most, derive_seed(self.seed, 0, "samples", client))
+            samples = self.join(train, test)
+            self.clients[client, scale] = (documents, samples)
+            while len(self.clients) > KEPT_CLIENTS:
+                self.clients.popitem(last=False)
+            return samples
+
+    def rows(self, documents: ClientDocuments, scale: FeatureScale) -> Samples:
+        """Single documents."""
+        return Samples(*self.table(documents.table, scale), documents.rows)
+
+    def as_lists(self, documents: ClientDocuments, scale: FeatureScale) -> Samples:
+        """Lists of documents, one a query."""
+        table = documents.table
+        return make_lists(self.features(table, scale), table.grades, table.queries, documents.rows)
+
+    def join(self, train: Samples, test: Samples | None) -> Samples | ClientData:
+        """Training and test samples, or training samples alone."""
+        return train if test is None else ClientData(train, test)
+
+    def __getstate__(self) -> tuple[bool, int, int]:
+        return self.lists, self.most, self.seed
+
+    def __setstate__(self, state: tuple[bool, int, int]) -> None:
+        self.__init__(*state)  # type: ignore[misc]
+
+
+def check_against_scale(data: RankingData, scale: FeatureScale) -> None:
+    """Refused if documents have another number of features than the scale, or grades above its highest."""
+    if data.features != scale.features:
+        hint = ""
+        if data.features < scale.features:
+            hint = f"; if the file leaves out zeros, set features={scale.features}"
+        raise Refused(f"agreed.{SCALE}", f"documents here have {feature_mismatch(data.features, scale.features)}{hint}")
+    if len(data) and (found := int(data.grades.max())) > scale.highest:
+        at = int(np.argmax(data.grades))
+        query = str(data.query_ids[data.queries[at]])[:40]
+        right = f"grades from 0 to {scale.highest} are agreed on"
+        raise Refused(f"agreed.{SCALE}", f"a document of query {query} has grade {found}, but {right}")
+
+
+def make_lists(x: Rows, grades: npt.ArrayLike, queries: npt.ArrayLike, rows: Index | None = None) -> Samples:
+    """The documents, or these rows of them, as one list a query, padded to the longest; with a mask of the documents.
+
+    Features stay where they are and are padded batch by batch, so that padding costs little memory. The labels are the
+    grades, PAD where there is no document.
+
+    >>> lists = make_lists(np.eye(3, dtype=np.float32), [2, 0, 1], [7, 8, 7])
     >>> len(lists), lists.y
     (2, tensor([[ 2.,  1.],
             [ 0., -1.]]))
     """
-    found, asked = np.asarray(grades), np.asarray(queries)
-    rows = np.arange(len(found)) if rows is None else rows
-    own = by_query(asked, rows)
+    labels = np.asarray(grades)
+    rows = np.arange(len(labels)) if rows is None else rows
+    own = rows_by_query(np.asarray(queries), rows)
     longest = max(map(len, own), default=1)
     y = np.full((len(own), longest), PAD, np.float32)
     for i, r in enumerate(own):
-        y[i, : len(r)] = found[r]
+        y[i, : len(r)] = labels[r]
 
     def read(i: int) -> tuple[Tensor, Tensor]:
         features = torch.zeros(longest, x.shape[1])
@@ -56,101 +142,23 @@ def lists_of(x: Rows, grades: npt.ArrayLike, queries: npt.ArrayLike, rows: Index
     return Samples(LazyInputs(read, len(own), example, KEPT_BYTES), y)
 
 
-def by_query(queries: npt.NDArray[np.generic], rows: Index) -> list[Index]:
+def rows_by_query(queries: npt.NDArray[np.generic], rows: Index) -> list[Index]:
     """The rows of each query, in the order in which queries are numbered."""
     ordered = rows[np.argsort(queries[rows], kind="stable")]
     cuts = np.flatnonzero(queries[ordered][1:] != queries[ordered][:-1]) + 1
     return [piece for piece in np.split(ordered, cuts) if len(piece)]
 
 
-def most_of(samples: Samples, most: int, seed: int) -> Samples:
-    """At most so many of the samples, drawn once; 0: all."""
+def subsample(samples: Samples, most: int, seed: int) -> Samples:
+    """A random sample of at most `most` samples; 0: all of them."""
     if not most or len(samples) <= most:
         return samples
     draw = np.random.default_rng(seed)
     return samples.rows(np.sort(draw.choice(len(samples), most, replace=False)))
 
 
-def flat_lists(outputs: npt.ArrayLike, grades: npt.ArrayLike) -> tuple[Rows, Rows, Index]:
-    """Scores, grades and list numbers of the documents alone, as metrics take them."""
-    there = np.asarray(grades) > PAD
-    return np.asarray(outputs)[there], np.asarray(grades)[there], np.nonzero(there)[0]
-
-
-KEPT_CLIENTS = 4096  # clients whose lists a process keeps
-
-
-class Encoded:
-    """What was made of tables and clients, kept as long as the tables are."""
-
-    def __init__(self, lists: bool, most: int = 0, seed: int = 0) -> None:
-        self.given = lists, most, seed
-        self.lists, self.most, self.seed = lists, most, seed  # `most` lists a client (0: all); of documents rows say it
-        self.tables: dict[tuple[int, Scale], tuple[weakref.ref[RankingData], Any, Tensor]] = {}
-        self.clients: OrderedDict[tuple[ClientId, Scale], tuple[Held, Samples | ClientData]] = OrderedDict()
-        self.lock = threading.RLock()
-
-    def table(self, data: RankingData, scale: Scale) -> tuple[Any, Tensor]:
-        """A table's features on the scale, and its grades; Refused, with what differs, if it cannot be put on it."""
-        key = id(data), scale
-        with self.lock:
-            found = self.tables.get(key)
-            if found is not None and found[0]() is data:
-                return found[1], found[2]
-            check_table(data, scale)
-            x, y = as_inputs(scale(data.x)), as_labels(np.asarray(data.grades))
-            self.tables[key] = weakref.ref(data, lambda _: self.tables.pop(key, None)), x, y
-            return x, y
-
-    def features(self, data: RankingData, scale: Scale) -> npt.NDArray[np.float32]:
-        """A table's features on the scale."""
-        found: npt.NDArray[np.float32] = self.table(data, scale)[0].numpy()
-        return found
-
-    def __call__(self, client: ClientId, held: Held, scale: Scale) -> Samples | ClientData:
-        """What a client trains on, and what it judges by, if it holds anything for that."""
-        if not self.lists:
-            return self.join(self.rows(held, scale), None if held.test is None else self.rows(held.test, scale))
-        with self.lock:
-            found = self.clients.get((client, scale))
-            if found is not None and found[0] is held:
-                return found[1]
-            seed = derive_seed(self.seed, 0, "samples", client)
-            test = None if held.test is None else self.as_lists(held.test, scale, 0, 0)
-            made = self.join(self.as_lists(held, scale, self.most, seed), test)
-            self.clients[client, scale] = held, made
-            while len(self.clients) > KEPT_CLIENTS:
-                self.clients.popitem(last=False)
-            return made
-
-    def rows(self, held: Held, scale: Scale) -> Samples:
-        """Single documents."""
-        return Samples(*self.table(held.table, scale), held.rows)
-
-    def as_lists(self, held: Held, scale: Scale, most: int, seed: int) -> Samples:
-        """Documents as lists, one a query."""
-        table, x = held.table, self.features(held.table, scale)
-        return most_of(lists_of(x, table.grades, table.queries, held.rows), most, seed)
-
-    def join(self, train: Samples, test: Samples | None) -> Samples | ClientData:
-        """Both, or what is trained on alone."""
-        return train if test is None else ClientData(train, test)
-
-    def __getstate__(self) -> tuple[bool, int, int]:
-        return self.given
-
-    def __setstate__(self, state: tuple[bool, int, int]) -> None:
-        self.__init__(*state)  # type: ignore[misc]
-
-
-def check_table(data: RankingData, scale: Scale) -> None:
-    """Refused if documents have other features than the scale is of, or grades above its highest."""
-    if data.features != scale.features:
-        why = "; a file that leaves out zeros is understood with features=" if data.features < scale.features else ""
-        more = f"{why}{scale.features}" if why else ""
-        raise Refused(f"agreed.{SCALE}", f"documents here have {differing(data.features, scale.features)}{more}")
-    if len(data) and (found := int(data.grades.max())) > scale.highest:
-        at = int(np.argmax(data.grades))
-        query = str(data.query_ids[data.queries[at]])[:40]
-        right = f"grades from 0 to {scale.highest} are agreed on"
-        raise Refused(f"agreed.{SCALE}", f"a document of query {query} has grade {found}, and {right}")
+def flatten_lists(outputs: npt.ArrayLike, grades: npt.ArrayLike) -> tuple[Rows, Rows, Index]:
+    """Scores, grades and list numbers of the documents, without padding, as metrics take them."""
+    labels = np.asarray(grades)
+    there = labels > PAD
+    return np.asarray(outputs)[there], labels[there], np.nonzero(there)[0]

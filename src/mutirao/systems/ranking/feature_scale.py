@@ -1,7 +1,11 @@
-"""The scale that search sites agree on: how features are put alike, how many there are, and the highest grade.
+"""The feature scale that search sites agree on, and the profiles of their documents it is computed from.
 
-It is found from what sites tell of their documents (`profile`), or written down beforehand; it goes with every request,
-and a trained ranker carries it.
+A scale is the features' transform, means and deviations, their number, and the highest grade. It is computed before the
+first round, or given beforehand; it goes with every request, and a trained ranker contains it.
+
+A site's profile is one vector: the number of its training documents, its highest grade, and of each feature the sum and
+the squared deviations. With fewer documents than `least` the count and the moments are 0, as they would reveal too much
+of single documents. The server combines profiles in whatever order they arrive.
 """
 
 import json
@@ -24,13 +28,18 @@ from mutirao.core.validation import MOST_SAMPLES
 from mutirao.errors import ConfigError
 from mutirao.systems.ranking.letor_parsing import MOST_FEATURES, MOST_GRADE
 
+log = logging.getLogger("mutirao")
+
 SCALE = "scale"
 FORM = "a file scale.json as every run of the ranking recipe leaves it"
+HEAD = 2  # numbers of a profile before the sums
+FAR = 1e6  # times the scale of the other sites; features have long tails, and honest sites differ much
+MOST_TIMES = 100.0  # a site weighs at most as much as so many times the documents of the median site
 
 
 @dataclass(frozen=True)
-class Scale:
-    """What is done to a document's features: (transform(x) - mean) / std; and the grades it may have, from 0."""
+class FeatureScale:
+    """Features become (transform(x) - mean) / std; grades range from 0 to `highest`."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -39,47 +48,49 @@ class Scale:
 
     @property
     def features(self) -> int:
-        """How many features a document has."""
+        """Number of features of a document."""
         return len(self.mean)
 
     @cached_property
     def arrays(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Means and deviations as numbers to work with."""
+        """Means and deviations as arrays."""
         return np.array(self.mean), np.array(self.std)
 
     def __call__(self, x: npt.ArrayLike) -> npt.NDArray[np.float32]:
-        """Features on this scale, worked out in float64."""
+        """Features on this scale, computed in float64."""
         return standardise(x, *self.arrays, self.transform)
 
     def content(self) -> bytes:
-        """As it travels, and as it is written down: the same bytes for the same numbers."""
-        told = {"transform": self.transform, "highest_grade": self.highest, "mean": self.mean, "std": self.std}
-        return json.dumps(told).encode()
+        """The scale as JSON: the same bytes for the same numbers."""
+        fields = {"transform": self.transform, "highest_grade": self.highest, "mean": self.mean, "std": self.std}
+        return json.dumps(fields).encode()
 
 
-def plain_scale(features: int, highest: int, transform: Transform) -> Scale:
-    """A scale without moments: features are transformed and no more."""
-    return Scale((0.0,) * features, (1.0,) * features, transform, max(1, highest))
+def scale_without_moments(features: int, highest: int, transform: Transform) -> FeatureScale:
+    """A scale that transforms features and does not standardise them."""
+    return FeatureScale((0.0,) * features, (1.0,) * features, transform, max(1, highest))
 
 
 @lru_cache(maxsize=16)
-def read_scale(content: bytes) -> Scale:
+def parse_scale(content: bytes) -> FeatureScale:
     """The scale in these bytes; ValueError says what is wrong with it."""
     try:
-        told = json.loads(content)
-        transform, highest = told["transform"], told["highest_grade"]
-        mean, std = (tuple(map(_number, told[name])) for name in ("mean", "std"))
+        fields = json.loads(content)
+        transform = fields["transform"]
+        highest = fields["highest_grade"]
+        mean = tuple(map(_number, fields["mean"]))
+        std = tuple(map(_number, fields["std"]))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"it is no scale of features ({str(error)[:60]}); right would be {FORM}") from error
+        raise ValueError(f"it is no scale of features ({str(error)[:60]}); expected {FORM}") from error
     if transform not in get_args(Transform):
         raise ValueError(f"its transform {str(transform)[:20]!r} is not one of {', '.join(get_args(Transform))}")
     if type(highest) is not int or not 1 <= highest <= MOST_GRADE:
         raise ValueError(f"its highest grade {str(highest)[:20]!r} is not a whole number from 1 to {MOST_GRADE}")
     if not 1 <= len(mean) == len(std) <= MOST_FEATURES:
-        raise ValueError(f"it has {len(mean)} means and {len(std)} deviations; right would be one each a feature")
+        raise ValueError(f"it has {len(mean)} means and {len(std)} deviations; expected one each a feature")
     if min(std) <= 0:
         raise ValueError(f"the deviation of feature {int(np.argmin(std)) + 1} is not above 0")
-    return Scale(mean, std, transform, highest)
+    return FeatureScale(mean, std, transform, highest)
 
 
 def _number(value: Any) -> float:
@@ -88,76 +99,75 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-log = logging.getLogger("mutirao")
-
-HEAD = 2  # numbers before the sums
-FAR = 1e6  # times the scale of the others; features of documents have long tails, and honest sites differ much
-MOST_TIMES = 100.0  # times the documents of the median site that one may count for, as skewed as sites may be
-
-
-def tell_profile(x: npt.ArrayLike, highest: int, transform: Transform, least: int) -> Arrays:
-    """All that leaves a site before the first round."""
+def profile_documents(x: npt.ArrayLike, highest: int, transform: Transform, least: int) -> Arrays:
+    """A site's profile: all that leaves it before the first round."""
     rows = np.asarray(x)
-    told = measure_moments(rows if len(rows) >= least else rows[:0], transform)
-    return {PROFILE: np.concatenate([[float(told["count"]), float(highest)], told["sum"], told["squares"]])}
+    moments = measure_moments(rows if len(rows) >= least else rows[:0], transform)
+    head = [float(moments["count"]), float(highest)]
+    return {PROFILE: np.concatenate([head, moments["sum"], moments["squares"]])}
 
 
-def read_profile(reply: Reply) -> tuple[int, Arrays]:
+def parse_document_profile(reply: Reply) -> tuple[int, Arrays]:
     """The highest grade and the moments in a reply; ValueError says what is wrong with them."""
-    told = reply.extras.get(PROFILE)
-    if told is None or told.dtype != np.float64 or told.ndim != 1 or len(told) <= HEAD or len(told) % 2:
+    profile = reply.extras.get(PROFILE)
+    if profile is None or profile.dtype != np.float64 or profile.ndim != 1 or len(profile) <= HEAD or len(profile) % 2:
         raise ValueError("there is no profile in the reply, or it cannot be read")
-    features = (len(told) - HEAD) // 2
+    features = (len(profile) - HEAD) // 2
     if features > MOST_FEATURES:
-        raise ValueError(f"its profile is of {features:,} features; at most {MOST_FEATURES:,} can be")
-    if not np.isfinite(told).all():
-        raise ValueError("its profile holds what is no finite number")
-    count, highest, squares = float(told[0]), float(told[1]), told[HEAD + features :]
+        raise ValueError(f"its profile has {features:,} features; at most {MOST_FEATURES:,} are possible")
+    if not np.isfinite(profile).all():
+        raise ValueError("its profile contains numbers that are not finite")
+    count = float(profile[0])
+    highest = float(profile[1])
+    squares = profile[HEAD + features :]
     if not count.is_integer() or not 0 <= count <= MOST_SAMPLES:
-        raise ValueError(f"it tells of {count:g} documents, which is no number of them")
+        raise ValueError(f"it reports {count:g} documents; expected a whole number from 0 to {MOST_SAMPLES:,}")
     if not highest.is_integer() or not 0 <= highest <= MOST_GRADE:
-        raise ValueError(f"its highest grade is {highest:g}; right would be a whole number from 0 to {MOST_GRADE}")
+        raise ValueError(f"its highest grade is {highest:g}; expected a whole number from 0 to {MOST_GRADE}")
     if (squares < 0).any():
         raise ValueError(f"the squares of feature {int(np.argmin(squares)) + 1} are negative")
-    return int(highest), {
-        "count": np.array(int(count)),
-        "sum": told[HEAD : HEAD + features],
-        "squares": squares,
-    }
+    moments = {"count": np.array(int(count)), "sum": profile[HEAD : HEAD + features], "squares": squares}
+    return int(highest), moments
 
 
-def join_profiles(
+def scale_from_profiles(
     replies: Mapping[ClientId, Reply], transform: Transform, highest: int = 0, features: int = 0
-) -> Scale:
-    """The scale of what most sites have; those with another number of features have no part in it.
+) -> FeatureScale:
+    """The scale of the sites that have the most common number of features; the others are left out.
 
-    `highest` and `features` are what was settled beforehand (0: as most sites tell, or the highest of them).
+    `highest` and `features` are given beforehand; 0 takes the highest grade reported, and the most common number.
     """
-    told: dict[ClientId, tuple[int, Arrays]] = {}
+    profiles: dict[ClientId, tuple[int, Arrays]] = {}
     for client, reply in sorted(replies.items()):
         try:
-            told[client] = read_profile(reply)
+            profiles[client] = parse_document_profile(reply)
         except ValueError as error:
             log.warning("%s: %s", client, error)
             fault = f"{client}: {error}"
-    if not told:
-        raise ConfigError(f"no client told a profile that can be read; {fault}")
-    widths = Counter(len(moments["sum"]) for _, moments in told.values())
-    width = features or min(widths, key=lambda many: (-widths[many], -many))
-    for client, (_, moments) in told.items():
-        if (own := len(moments["sum"])) != width:
-            log.warning("%s has %s", client, differing(own, width))
-    used = [(grade, m) for grade, m in told.values() if len(m["sum"]) == width]
-    enough = [m for _, m in used if int(m["count"])]
-    if not enough:
-        raise ConfigError(f"no client has {width} features and enough documents to tell means of; give scale=FILE")
-    mean, std = join_moments(enough, width)
-    return Scale(tuple(mean), tuple(std), transform, highest or max(1, *(grade for grade, _ in used)))
+    if not profiles:
+        raise ConfigError(f"no client sent a profile that can be read; {fault}")
+    widths = Counter(len(moments["sum"]) for _, moments in profiles.values())
+    width = features or min(widths, key=lambda count: (-widths[count], -count))
+    grades: list[int] = []
+    used: list[Arrays] = []
+    for client, (grade, moments) in profiles.items():
+        own = len(moments["sum"])
+        if own != width:
+            log.warning("%s has %s", client, feature_mismatch(own, width))
+            continue
+        grades.append(grade)
+        if int(moments["count"]):
+            used.append(moments)
+    if not used:
+        raise ConfigError(f"no client has {width} features and enough documents to send moments; set scale=FILE")
+    mean, std = combine_robustly(used, width)
+    return FeatureScale(tuple(mean), tuple(std), transform, highest or max(1, *grades))
 
 
-def join_moments(moments: Sequence[Arrays], width: int) -> tuple[list[float], list[float]]:
-    """Mean and deviation feature by feature, of moments that no single site can bend far."""
-    means, stds = [], []
+def combine_robustly(moments: Sequence[Arrays], width: int) -> tuple[list[float], list[float]]:
+    """Mean and deviation of each feature; no single site can shift them far."""
+    means: list[float] = []
+    stds: list[float] = []
     for f in range(width):
         own = [{"count": m["count"], "sum": m["sum"][f : f + 1], "squares": m["squares"][f : f + 1]} for m in moments]
         mean, std = combine_moments(bound_moments(own, FAR, MOST_TIMES))
@@ -166,12 +176,14 @@ def join_moments(moments: Sequence[Arrays], width: int) -> tuple[list[float], li
     return means, stds
 
 
-def differing(own: int, agreed: int) -> str:
+def feature_mismatch(own: int, agreed: int) -> str:
     """How a site's features differ from those agreed on.
 
-    >>> differing(45, 46)
-    'features 1 to 45, and 1 to 46 are agreed on: missing: 46'
+    >>> feature_mismatch(45, 46)
+    'features 1 to 45, but 1 to 46 are agreed on; missing: 46'
     """
-    first, last, what = (own + 1, agreed, "missing") if own < agreed else (agreed + 1, own, "too many")
+    first = min(own, agreed) + 1
+    last = max(own, agreed)
     which = f"{first}" if first == last else f"{first} to {last}"
-    return f"features 1 to {own}, and 1 to {agreed} are agreed on: {what}: {which}"
+    what = "missing" if own < agreed else "too many"
+    return f"features 1 to {own}, but 1 to {agreed} are agreed on; {what}: {which}"

@@ -1,9 +1,10 @@
-"""What a line of a ranking file means, and how many of them are read at once.
+"""Parsing lines of ranking files: a definition line by line, and a quick parser for blocks of plain lines.
 
-`read_line` is the definition. `scan_plain` reads blocks of plain lines only and leaves every other block to
-`read_line`, which understands it or says what is wrong. So both give the same numbers, bit for bit.
+`parse_line` is the definition. `parse_plain_lines` reads blocks of plain lines only and leaves every other block to
+`parse_line`, which parses it or raises. So both give the same numbers, bit for bit.
 """
 
+import itertools
 import math
 import re
 from decimal import Decimal
@@ -33,10 +34,10 @@ def read_numbers(text: bytes, count: int) -> npt.NDArray[np.float64] | None:
 
 MOST_FEATURES = 10_000
 MOST_GRADE = 255
-MOST_PLACE = 1_000_000  # some files have a place in an order where others have a grade
+MOST_PLACE = 1_000_000  # some files have a position in an order instead of a grade
 MOST_ID = 256  # bytes
 
-UNJUDGED = -1  # the grade of a document that nobody has judged, as in LETOR's semi-supervised sets
+UNLABELLED = -1  # the grade of a document without a label, as in LETOR's semi-supervised sets
 MISSING = (b"NULL", b"1.79769313486e+308")  # a feature without a value, as LETOR and Istella write it: NaN when read
 
 BEYOND = 2.0**128  # the number after float32's largest, which stands for infinity when numbers are rounded
@@ -48,19 +49,22 @@ QUERY = re.compile(rb" qid:([!-~]{1,256})(?=[ \n])")  # of at most MOST_ID bytes
 EXPONENT = re.compile(rb"(?<=[\d.])[eE][+-]?\d+(?=[ \n])")
 CUT = (1 << 29) - 1  # the bits that float32 cuts off float64 ...
 HALF = 1 << 28  # ... and what they are half way between two float32
-SMALLEST, LARGEST = 1.2e-38, 3.4e38  # within float32's normal numbers
-NO_GRADE, NO_VALUE = b"1000001", b"7e307"  # what the quick reader puts for -1 and NULL; no file may have them itself
+SMALLEST = 1.2e-38  # within float32's normal numbers
+LARGEST = 3.4e38
+# What the quick parser puts in place of -1 and NULL; a file that contains them itself is parsed by line.
+NO_GRADE = b"1000001"
+NO_VALUE = b"7e307"
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 
 
-class WrongLine(ValueError):
-    """A line, counted from 0, and what is wrong with it and would be right."""
+class InvalidLine(ValueError):
+    """The number of a line, from 0, and what is wrong with it."""
 
 
-class Block(NamedTuple):
-    """Documents of some lines: grades, names of queries, and features, of which each document has `counts`."""
+class ParsedBlock(NamedTuple):
+    """Documents of some lines: grades, names of queries, and features; document i has `counts[i]` of them."""
 
     lines: Ints  # on which line each document stands, from 0
     grades: Ints
@@ -70,7 +74,7 @@ class Block(NamedTuple):
     values: Floats
 
 
-class Line(NamedTuple):
+class ParsedLine(NamedTuple):
     """A document: its grade, the name of its query, and its features in the order of the line."""
 
     grade: int
@@ -79,60 +83,61 @@ class Line(NamedTuple):
     values: list[float]
 
 
-def read_line(line: bytes) -> Line:
-    """The meaning of a line that is not blank; ValueError says what is wrong with it and what would be right.
+def parse_line(line: bytes) -> ParsedLine:
+    """Parse a line that is not blank; ValueError says what is wrong with it and what was expected.
 
-    >>> read_line(b"2 qid:10 1:0.5 3:-1e2 # a comment")
-    Line(grade=2, query=b'10', indices=[1, 3], values=[0.5, -100.0])
+    >>> parse_line(b"2 qid:10 1:0.5 3:-1e2 # a comment")
+    ParsedLine(grade=2, query=b'10', indices=[1, 3], values=[0.5, -100.0])
     """
     words = [w for w in line.partition(b"#")[0].translate(BLANKS).split(b" ") if w]
     grade = _grade(words[0])
     if len(words) < 2 or not words[1].startswith(b"qid:"):
-        raise ValueError(f"no 'qid:' stands after the grade; right would be {FORM!r}")
+        raise ValueError(f"no 'qid:' stands after the grade; expected {FORM!r}")
     query = _query(words[1][4:])
-    indices, values = [], []
+    indices: list[int] = []
+    values: list[float] = []
     for word in words[2:]:
         index, colon, value = word.partition(b":")
         if not colon:
-            raise ValueError(f"{quote(word)} is not of the form INDEX:VALUE; right would be {FORM!r}")
+            raise ValueError(f"{quote_word(word)} is not of the form INDEX:VALUE; expected {FORM!r}")
         if not INDEX.fullmatch(index) or not 1 <= int(index) <= MOST_FEATURES:
-            raise ValueError(f"feature {quote(index)} is not a whole number from 1 to {MOST_FEATURES:,}")
+            raise ValueError(f"feature {quote_word(index)} is not a whole number from 1 to {MOST_FEATURES:,}")
         indices.append(int(index))
         values.append(_value(value, indices[-1]))
     if len(set(indices)) < len(indices):
         twice = next(i for k, i in enumerate(indices) if i in indices[:k])
-        raise ValueError(f"feature {twice} stands in the line twice; right would be once")
-    return Line(grade, query, indices, values)
+        raise ValueError(f"feature {twice} stands in the line twice; expected once")
+    return ParsedLine(grade, query, indices, values)
 
 
-def quote(word: bytes) -> str:
+def quote_word(word: bytes) -> str:
     """A word of the file as a message can show it, short and on one line."""
     return repr(word[:40].decode("utf-8", "replace")) + ("..." if len(word) > 40 else "")
 
 
 def _grade(word: bytes) -> int:
-    right = f"right would be a whole number from 0 to {MOST_GRADE}"
+    right = f"expected a whole number from 0 to {MOST_GRADE}"
     if not NUMBER.fullmatch(word):
-        raise ValueError(f"the line starts with {quote(word)}, which is not a grade; right would be {FORM!r}")
+        raise ValueError(f"the line starts with {quote_word(word)}, which is not a grade; expected {FORM!r}")
     value = float(word)
-    if value < 0 and value != UNJUDGED:
-        raise ValueError(f"grade {quote(word)} is negative; {right}, or -1 if nobody has judged the document")
+    if value < 0 and value != UNLABELLED:
+        raise ValueError(f"grade {quote_word(word)} is negative; {right}, or -1 for a document without a label")
     if value > MOST_PLACE or value != int(value):
-        raise ValueError(f"grade {quote(word)} cannot be used; {right}")
+        raise ValueError(f"grade {quote_word(word)} cannot be used; {right}")
     return int(value)
 
 
 def _query(name: bytes) -> bytes:
     if not name:
-        raise ValueError(f"'qid:' has no name after it; right would be {FORM!r}")
+        raise ValueError(f"'qid:' has no name after it; expected {FORM!r}")
     if len(name) > MOST_ID:
-        raise ValueError(f"the query's name {quote(name)} has {len(name):,} bytes; right would be at most {MOST_ID}")
+        raise ValueError(f"the query's name {quote_word(name)} has {len(name):,} bytes; expected at most {MOST_ID}")
     try:
         fine = name.decode("utf-8").isprintable()
     except UnicodeDecodeError:
         fine = False
     if not fine:
-        raise ValueError(f"the query's name {quote(name)} is not printable text in UTF-8")
+        raise ValueError(f"the query's name {quote_word(name)} is not printable text in UTF-8")
     return name
 
 
@@ -142,12 +147,12 @@ def _value(word: bytes, index: int) -> float:
     if not NUMBER.fullmatch(word):
         bare = word.lstrip(b"+-").lower()
         if bare.startswith((b"nan", b"inf")):
-            raise ValueError(f"feature {index} is {quote(word)}; right would be a finite number, or to leave it out")
-        raise ValueError(f"feature {index} has {quote(word)} for a value; right would be a number such as 0.25")
+            raise ValueError(f"feature {index} is {quote_word(word)}; expected a finite number, or to leave it out")
+        raise ValueError(f"feature {index} has {quote_word(word)} for a value; expected a number such as 0.25")
     value = nearest_float32(word)
     if not np.isfinite(value):
         raise ValueError(
-            f"feature {index} is {quote(word)}; right would be a number below 3.4e38, which float32 can hold"
+            f"feature {index} is {quote_word(word)}; expected a number below 3.4e38, which float32 can hold"
         )
     return float(value)
 
@@ -166,50 +171,55 @@ def nearest_float32(word: bytes) -> np.float32:
         other = np.nextafter(near, np.float32(np.inf if wide > float(near) else -np.inf), dtype=np.float32)
     if sum(max(-BEYOND, min(float(v), BEYOND)) for v in (near, other)) / 2 != wide:
         return near
-    exact, middle = Decimal(word.decode("ascii")), Decimal(wide)
+    exact = Decimal(word.decode("ascii"))
+    middle = Decimal(wide)
     if exact == middle:
         return near
     return max(near, other) if exact > middle else min(near, other)
 
 
-def read_block(text: bytes) -> Block:
-    """Read whole lines; WrongLine tells of the first that cannot be read."""
-    return scan_plain(text) or read_lines(text)
+def parse_block(text: bytes) -> ParsedBlock:
+    """Parse whole lines; InvalidLine names the first that is wrong."""
+    return parse_plain_lines(text) or parse_lines(text)
 
 
-def read_lines(text: bytes) -> Block:
-    """A block by the definition of a line."""
-    numbers, rows = [], []
+def parse_lines(text: bytes) -> ParsedBlock:
+    """Parse a block line by line."""
+    numbers: list[int] = []
+    rows: list[ParsedLine] = []
     for number, line in enumerate(text.split(b"\n")):
         if line.partition(b"#")[0].strip(b" \t\r"):
             try:
-                rows.append(read_line(line))
+                rows.append(parse_line(line))
             except ValueError as error:
-                raise WrongLine(number, str(error)) from error
+                raise InvalidLine(number, str(error)) from error
             numbers.append(number)
-    return Block(
+    return ParsedBlock(
         np.array(numbers, np.int64),
         np.array([row.grade for row in rows], np.int64),
         [row.query for row in rows],
         np.array([len(row.indices) for row in rows], np.int64),
-        np.array([index for row in rows for index in row.indices], np.int64),
-        np.array([value for row in rows for value in row.values], np.float32),
+        np.fromiter(itertools.chain.from_iterable(row.indices for row in rows), np.int64),
+        np.fromiter(itertools.chain.from_iterable(row.values for row in rows), np.float32),
     )
 
 
-def scan_plain(text: bytes) -> Block | None:
+def parse_plain_lines(text: bytes) -> ParsedBlock | None:
     """The same for lines with single blanks and numbers such as -0.25 or 1e-05; None if any line is not so plain.
 
     Without its digits a plain line is a mark for its query and a blank and a colon for each feature.
     """
-    text = re.sub(rb"#[^\n]*", b"", text) if b"#" in text else text
+    if b"#" in text:
+        text = re.sub(rb"#[^\n]*", b"", text)
     text = (text if text.endswith(b"\n") else text + b"\n").translate(BLANKS)
     text = text.replace(b"  \n", b"\n").replace(b" \n", b"\n")
-    text, unjudged, gaps = _mark_gaps(text)
-    queries, text = QUERY.findall(text), QUERY.sub(b"q", text)
+    text, unlabelled, gaps = _mark_gaps(text)
+    queries = QUERY.findall(text)
+    text = QUERY.sub(b"q", text)
     short = EXPONENT.sub(b"", text) if b"e" in text or b"E" in text else text
     bare = short.translate(None, b"0123456789")
-    rows, many = len(queries), bare.count(b":")
+    rows = len(queries)
+    many = bare.count(b":")
     if (
         not many
         or b" 0" in text  # feature 0, or 01
@@ -226,7 +236,7 @@ def scan_plain(text: bytes) -> Block | None:
     counts = np.diff(np.cumsum(letters == ord(":"))[letters == ord("\n")], prepend=0)
     firsts = np.cumsum(2 * counts + 1) - 2 * counts - 1
     grades, indices, values = numbers[firsts], *np.delete(numbers, firsts).reshape(-1, 2).T.copy()
-    if (grades > MOST_PLACE + unjudged).any() or indices.max() > MOST_FEATURES:
+    if (grades > MOST_PLACE + unlabelled).any() or indices.max() > MOST_FEATURES:
         return None
     keys = np.repeat(np.arange(rows) * (MOST_FEATURES + 1), counts) + indices.astype(np.int64)
     if (np.diff(keys) <= 0).any() and len(np.unique(keys)) < many:  # a feature stands in a line twice
@@ -245,20 +255,20 @@ def scan_plain(text: bytes) -> Block | None:
     if not np.isfinite(near).all():
         return None
     near[missing] = np.nan
-    grades[grades > MOST_PLACE] = UNJUDGED
-    return Block(np.arange(rows), grades.astype(np.int64), queries, counts, indices.astype(np.int64), near)
+    grades[grades > MOST_PLACE] = UNLABELLED
+    return ParsedBlock(np.arange(rows), grades.astype(np.int64), queries, counts, indices.astype(np.int64), near)
 
 
 def _mark_gaps(text: bytes) -> tuple[bytes, bool, bool]:
-    """Lines with numbers of our own for -1 and NULL, and whether there were any of either.
+    """Lines with placeholder numbers for -1 and NULL, and whether there were any of either.
 
     A file that has those numbers itself keeps its -1 and NULL, which are not plain: it is read by line.
     """
-    unjudged = b"-1 qid:" in text and NO_GRADE not in text
-    if unjudged:
+    unlabelled = b"-1 qid:" in text and NO_GRADE not in text
+    if unlabelled:
         text = re.sub(rb"(?m)^-1(?= qid:)", NO_GRADE, text)
     gaps = any(b":" + word in text for word in MISSING) and NO_VALUE not in text
     if gaps:
         for word in MISSING:
             text = re.sub(rb":" + re.escape(word) + rb"(?=[ \n])", b":" + NO_VALUE, text)
-    return text, unjudged, gaps
+    return text, unlabelled, gaps

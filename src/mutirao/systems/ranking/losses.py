@@ -1,9 +1,8 @@
-"""What a scorer is trained by: one number a list of documents, whatever their number.
+"""Listwise and pairwise losses of scorers: one value for each list of documents, of any length.
 
-Scores and grades come as `lists x longest`, with the grade `PAD` where a list holds no document, which changes nothing.
-Every function gives a number a list, and the mean of them is what is trained by. A list of which nothing can be
-learned, as all its documents are alike, counts 0 (but for ListNet). Pairs are looked at from the better document, whose
-grade is above 0: of long lists with few relevant documents that leaves out nearly all.
+Scores and grades are arrays of `lists x longest`, padded with the grade `PAD`, which does not change the loss. The mean
+over lists is minimised. A list whose documents all have the same grade has loss 0 (but for ListNet). Pairs are computed
+from the better document, whose grade is above 0: in long lists with few relevant documents this skips nearly all pairs.
 """
 
 import math
@@ -17,9 +16,9 @@ from torch.nn import functional
 
 from mutirao.training.measurements import CustomLoss
 
-PAD = -1.0  # the grade of a place in a list that holds no document
+PAD = -1.0  # the grade of a padded place of a list
 LEAST = -1e9  # the score of such a place, wherever scores are compared
-SHARPNESS = 10.0  # alpha of ApproxNDCG: how closely a difference of scores decides who is above whom
+SHARPNESS = 10.0  # alpha of ApproxNDCG: how sharply a difference of scores decides the order
 
 
 def listnet(scores: Tensor, grades: Tensor) -> Tensor:
@@ -44,9 +43,9 @@ def ranknet(scores: Tensor, grades: Tensor) -> Tensor:
     >>> [round(float(ranknet(torch.tensor([s]), grades)), 2) for s in ([1.0, -1.0], [-1.0, 1.0])]
     [0.13, 2.13]
     """
-    seen = from_relevant(scores, grades)
-    pairs = torch.where(seen.worse, functional.softplus(seen.apart), 0.0).sum(-1)
-    return seen.by_list(pairs) / seen.by_list(seen.worse.sum(-1).to(pairs.dtype)).clamp(min=1)
+    pairs = relevant_pairs(scores, grades)
+    cost = torch.where(pairs.worse, functional.softplus(pairs.apart), 0.0).sum(-1)
+    return pairs.by_list(cost) / pairs.by_list(pairs.worse.sum(-1).to(cost.dtype)).clamp(min=1)
 
 
 def lambdarank(scores: Tensor, grades: Tensor) -> Tensor:
@@ -59,12 +58,13 @@ def lambdarank(scores: Tensor, grades: Tensor) -> Tensor:
     >>> [round(float(lambdarank(torch.tensor([s]), grades)), 3) for s in (right, wrong_end, wrong_top)]
     [0.13, 0.142, 0.276]
     """
-    seen, gains = from_relevant(scores, grades), gains_of(grades)
+    pairs = relevant_pairs(scores, grades)
+    gains = gains_of(grades)
     order = scores.detach().masked_fill(grades <= PAD, LEAST).argsort(-1, descending=True)
     discount = 1 / torch.log2(order.argsort(-1).to(scores.dtype) + 2)
-    swap = seen.differences(gains) * seen.differences(discount)
-    pairs = torch.where(seen.worse, functional.softplus(seen.apart) * swap.abs(), 0.0)
-    return seen.by_list(pairs.sum(-1)) / ideal_of(gains)
+    swap = pairs.differences(gains) * pairs.differences(discount)
+    cost = torch.where(pairs.worse, functional.softplus(pairs.apart) * swap.abs(), 0.0)
+    return pairs.by_list(cost.sum(-1)) / ideal_of(gains)
 
 
 def approxndcg(scores: Tensor, grades: Tensor) -> Tensor:
@@ -76,21 +76,22 @@ def approxndcg(scores: Tensor, grades: Tensor) -> Tensor:
     >>> [round(float(approxndcg(torch.tensor([s]), grades)), 2) for s in ([1.0, -1.0], [-1.0, 1.0])]
     [0.0, 0.37]
     """
-    seen, gains = from_relevant(scores, grades), gains_of(grades)
-    above = torch.where(seen.others, torch.sigmoid(SHARPNESS * seen.apart), 0.0).sum(-1)
-    found = seen.by_list(gains[seen.list, seen.place] / torch.log2(2 + above))
+    pairs = relevant_pairs(scores, grades)
+    gains = gains_of(grades)
+    above = torch.where(pairs.others, torch.sigmoid(SHARPNESS * pairs.apart), 0.0).sum(-1)
+    found = pairs.by_list(gains[pairs.list, pairs.place] / torch.log2(2 + above))
     return torch.where(gains.sum(-1) > 0, 1 - found / ideal_of(gains), 0.0)
 
 
-class Seen(NamedTuple):
-    """Lists as seen from each document i whose grade is above 0, a row each; a column j is a place of its list."""
+class RelevantPairs(NamedTuple):
+    """Pairs of documents: a row for each relevant document i (grade above 0), a column for each place j of its list."""
 
     list: Tensor  # the list of i
     place: Tensor  # and its place there
     apart: Tensor  # s_j - s_i
     others: Tensor  # whether j is another document
-    worse: Tensor  # whether j is one with a lower grade
-    lists: int  # how many lists there are
+    worse: Tensor  # whether j has a lower grade
+    lists: int  # number of lists
 
     def differences(self, values: Tensor) -> Tensor:
         """v_j - v_i."""
@@ -101,13 +102,13 @@ class Seen(NamedTuple):
         return values.new_zeros(self.lists).index_add(0, self.list, values)
 
 
-def from_relevant(scores: Tensor, grades: Tensor) -> Seen:
-    """The lists as seen from their relevant documents."""
+def relevant_pairs(scores: Tensor, grades: Tensor) -> RelevantPairs:
+    """The pairs of each relevant document with the documents of its list."""
     which, place = torch.nonzero(grades > 0, as_tuple=True)
     theirs = grades[which]
     others = (theirs > PAD) & (torch.arange(grades.shape[1], device=grades.device) != place[:, None])
     worse = others & (theirs < grades[which, place][:, None])
-    return Seen(which, place, scores[which] - scores[which, place][:, None], others, worse, len(grades))
+    return RelevantPairs(which, place, scores[which] - scores[which, place][:, None], others, worse, len(grades))
 
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -120,7 +121,7 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class ListLoss(CustomLoss):
-    """A loss by its name, for grades from 0 to `grades` - 1, and what it says of each document and list."""
+    """A loss by its name, for grades from 0 to `grades` - 1, with the errors and entropies that selectors use."""
 
     name: str
     grades: int
@@ -130,7 +131,7 @@ class ListLoss(CustomLoss):
         return LOSSES[self.name](scores, grades)
 
     def errors(self, scores: Tensor, grades: Tensor) -> Tensor:
-        """(g_i - y_i)^2 of each document, where g_i is the grade that its place in the list should have.
+        """(g_i - y_i)^2 of each document, where g_i is the grade of its place in the ideal ranking.
 
         By falling score the documents of a list get its own grades from the highest to the lowest. So a list in the
         right order has no error, and an error has the unit and the bound of a classifier's: (grades - 1)^2.
@@ -142,9 +143,9 @@ class ListLoss(CustomLoss):
         return torch.where(there, (given - grades).square(), -1.0)
 
     def entropies(self, scores: Tensor, grades: Tensor) -> Tensor:
-        """ln(grades) H(softmax(s)) / ln(n) of each list of n documents: which of them is first, how open is that?
+        """ln(grades) H(softmax(s)) / ln(n) of each list of n documents: the uncertainty of which one is first.
 
-        From 0 (certain, or there is one alone) to ln(grades) (all are as likely), as the entropy of a classifier.
+        From 0 (certain, or a single document) to ln(grades) (all equally likely), as the entropy of a classifier.
         """
         there = grades > PAD
         logs = functional.log_softmax(scores.masked_fill(~there, LEAST), -1)
@@ -159,6 +160,6 @@ def gains_of(grades: Tensor) -> Tensor:
 
 
 def ideal_of(gains: Tensor) -> Tensor:
-    """The largest DCG that a list can have; next to nothing where nothing is relevant, as then all else is 0."""
+    """The largest DCG that a list can have; tiny instead of 0 where no document is relevant, as it is a divisor."""
     places = torch.arange(gains.shape[-1], dtype=gains.dtype, device=gains.device)
     return (gains.sort(-1, descending=True).values / torch.log2(places + 2)).sum(-1).clamp(min=1e-9)

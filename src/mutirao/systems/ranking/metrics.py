@@ -1,7 +1,8 @@
-"""Which metrics judge a ranking, as a setting: `ndcg@5,ndcg@10,mrr@10,map,err@10,p@5`; the first names the best round.
+"""Ranking metrics: by the setting `metrics`, over all queries, query by query, and one ranker compared with another.
 
-A name and the rank at which it is cut, or none: then it looks at whole rankings. `gain` is nDCG's, and `empty` what a
-query without relevant documents counts in all of them.
+The setting lists metrics as `ndcg@5,ndcg@10,mrr@10,map,err@10,p@5`; the first chooses the best round. After a name
+follows the rank at which the ranking is cut; without one the whole ranking counts. `gain` applies to nDCG, and `empty`
+is the value of a query without relevant documents.
 """
 
 import inspect
@@ -23,51 +24,20 @@ from mutirao.metrics import err, mean_average_precision, mrr, ndcg, precision
 from mutirao.risk import residuals
 from mutirao.systems.ranking.ranking_data import RankingData
 
-CUTS = (1, 5, 10)
-Metric = Callable[[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike], float]  # of scores, grades, queries: a mean over these
+Metric = Callable[[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike], float]  # of scores, grades, queries: mean over queries
 Metrics = Mapping[str, Metric]
-METRICS: Metrics = {f"{name}@{k}": partial(f, k=k) for name, f in (("ndcg", ndcg), ("mrr", mrr)) for k in CUTS}
-
-
-def judge(scores: npt.ArrayLike, data: RankingData, metrics: Metrics = METRICS) -> dict[str, float]:
-    """Each metric over all queries."""
-    return {name: metric(scores, data.grades, data.queries) for name, metric in metrics.items()}
-
-
-def judge_queries(scores: npt.ArrayLike, data: RankingData, metrics: Metrics = METRICS) -> list[dict[str, Any]]:
-    """Each metric of each query alone, and how many documents and relevant ones (grade 1 or above) it has.
-
-    The mean of a column is the metric over all queries: one without a relevant document counts 0 in both.
-    """
-    s, rows = np.asarray(scores, np.float64), []
-    order = np.argsort(data.queries, kind="stable")
-    cuts = np.flatnonzero(np.diff(data.queries[order])) + 1
-    for own in np.split(order, cuts):
-        grades, one = data.grades[own], np.zeros(len(own), np.int64)
-        row = {
-            "query": data.query_ids[data.queries[own[0]]],
-            "documents": len(own),
-            "relevant": int((grades > 0).sum()),
-        }
-        rows.append(row | {name: metric(s[own], grades, one) for name, metric in metrics.items()})
-    return rows
-
-
-def write_queries(scores: npt.ArrayLike, data: RankingData, metrics: Metrics, path: Path) -> None:
-    """Write `queries.csv`: what a model makes of each query that judges it."""
-    rows = judge_queries(scores, data, metrics)
-    write_whole(path, write_rows([list(rows[0]), *(list(row.values()) for row in rows)]))
-
+Floats = npt.NDArray[np.float64]
 
 USUAL = "ndcg@5,ndcg@1,ndcg@10,mrr@5,mrr@1,mrr@10"
 FUNCTIONS: dict[str, Any] = {"ndcg": ndcg, "mrr": mrr, "map": mean_average_precision, "err": err, "p": precision}
 DIRECTIONS = dict.fromkeys(FUNCTIONS, "higher")
 EMPTY = {"0": 0.0, "1": 1.0, "skip": math.nan}
 WHOLE = 1 << 31  # no ranking is longer
+AVERSION = 5.0  # as in TREC's Web tracks of 2013 and 2014
 
 
 def metric_names(text: str) -> tuple[str, ...]:
-    """The metrics that a setting names; ConfigError for one that does not exist, or comes twice."""
+    """The metrics that a setting names; ConfigError for one that does not exist, or is repeated."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
         raise ConfigError(f"metrics: name at least one, such as {USUAL}")
@@ -82,31 +52,62 @@ def metric_names(text: str) -> tuple[str, ...]:
     return names
 
 
-def measures_of(text: str, gain: str = "exponential", empty: str = "0", highest: int = 4) -> Metrics:
+def build_metrics(text: str, gain: str = "exponential", empty: str = "0", highest: int = 4) -> Metrics:
     """The metrics of a setting as functions of scores, grades and queries; `highest` is the scale's highest grade.
 
-    >>> measures_of("p@2,map")["p@2"]([0.1, 0.9, 0.5], [1, 0, 1], [7, 7, 7])
+    >>> build_metrics("p@2,map")["p@2"]([0.1, 0.9, 0.5], [1, 0, 1], [7, 7, 7])
     0.5
     """
-    about = {"gain": gain, "empty": EMPTY[empty], "highest": highest}
-    made = {}
+    options = {"gain": gain, "empty": EMPTY[empty], "highest": highest}
+    metrics: dict[str, Metric] = {}
     for name in metric_names(text):
         stem, _, cut = name.partition("@")
-        takes = inspect.signature(FUNCTIONS[stem]).parameters
-        told = {key: value for key, value in about.items() if key in takes}
-        made[name] = partial(FUNCTIONS[stem], k=int(cut or WHOLE), **told)
-    return made
+        supported = inspect.signature(FUNCTIONS[stem]).parameters
+        used = {key: value for key, value in options.items() if key in supported}
+        metrics[name] = partial(FUNCTIONS[stem], k=int(cut or WHOLE), **used)
+    return metrics
 
 
-Floats = npt.NDArray[np.float64]
-AVERSION = 5.0  # of TREC's Web tracks of 2013 and 2014
+METRICS = build_metrics("ndcg@1,ndcg@5,ndcg@10,mrr@1,mrr@5,mrr@10")
+
+
+def evaluate_ranking(scores: npt.ArrayLike, data: RankingData, metrics: Metrics = METRICS) -> dict[str, float]:
+    """Each metric over all queries."""
+    return {name: metric(scores, data.grades, data.queries) for name, metric in metrics.items()}
+
+
+def evaluate_queries(scores: npt.ArrayLike, data: RankingData, metrics: Metrics = METRICS) -> list[dict[str, Any]]:
+    """Each metric of each single query, with its numbers of documents and of relevant ones (grade 1 or above).
+
+    The mean of a column is the metric over all queries: one without a relevant document counts 0 in both.
+    """
+    values = np.asarray(scores, np.float64)
+    rows: list[dict[str, Any]] = []
+    order = np.argsort(data.queries, kind="stable")
+    cuts = np.flatnonzero(np.diff(data.queries[order])) + 1
+    for own in np.split(order, cuts):
+        grades = data.grades[own]
+        query = np.zeros(len(own), np.int64)
+        row = {
+            "query": data.query_ids[data.queries[own[0]]],
+            "documents": len(own),
+            "relevant": int((grades > 0).sum()),
+        }
+        rows.append(row | {name: metric(values[own], grades, query) for name, metric in metrics.items()})
+    return rows
+
+
+def write_query_metrics(scores: npt.ArrayLike, data: RankingData, metrics: Metrics, path: Path) -> None:
+    """Write `queries.csv`: a model's metrics on each test query."""
+    rows = evaluate_queries(scores, data, metrics)
+    write_whole(path, write_rows([list(rows[0]), *(list(row.values()) for row in rows)]))
 
 
 @dataclass(frozen=True)
-class Against:
-    """Queries won, lost and tied against another ranker, and what risk-sensitive measures say.
+class RankerComparison:
+    """One ranker against another: queries won, lost and tied, and risk-sensitive measures.
 
-    >>> hold_against([0.6, 0.5, 0.3], [0.5, 0.5, 0.4], aversion=0.0).losses
+    >>> compare_rankers([0.6, 0.5, 0.3], [0.5, 0.5, 0.4], aversion=0.0).losses
     1
     """
 
@@ -121,10 +122,11 @@ class Against:
 
 def gains(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> Floats:
     """d_i = ours_i - theirs_i of each query."""
-    a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    a = np.asarray(ours, np.float64)
+    b = np.asarray(theirs, np.float64)
     if a.ndim != 1 or a.shape != b.shape or not len(a):
         raise ConfigError(
-            f"one value a query is needed of both, of the same queries; there are {a.shape} and {b.shape}"
+            f"expected one value a query from both rankers, for the same queries; found shapes {a.shape} and {b.shape}"
         )
     return np.asarray(a - b)
 
@@ -132,7 +134,7 @@ def gains(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> Floats:
 def weigh_losses(ours: npt.ArrayLike, theirs: npt.ArrayLike, aversion: float) -> Floats:
     """d_i where it is a gain, (1 + aversion) d_i where it is a loss."""
     if not 0 <= aversion < math.inf:
-        raise ConfigError(f"aversion is {aversion}, but must be at least 0")
+        raise ConfigError(f"aversion: {aversion} is not a finite number of at least 0")
     d = gains(ours, theirs)
     return np.asarray(d + aversion * np.minimum(d, 0.0))
 
@@ -140,7 +142,7 @@ def weigh_losses(ours: npt.ArrayLike, theirs: npt.ArrayLike, aversion: float) ->
 def u_risk(ours: npt.ArrayLike, theirs: npt.ArrayLike, aversion: float = AVERSION) -> float:
     """URisk = 1/n (sum of gains + (1 + aversion) times the sum of losses) (Wang, Bennett and Collins-Thompson, 2012).
 
-    With aversion 0 it is the difference of the means; it is below 0 where what is lost outweighs what is won.
+    With aversion 0 it is the difference of the means; it is below 0 where the losses outweigh the gains.
 
     >>> u_risk([0.5, 0.25], [0.25, 0.5], aversion=1.0)
     -0.125
@@ -159,7 +161,9 @@ def t_risk(ours: npt.ArrayLike, theirs: npt.ArrayLike, aversion: float = AVERSIO
     (True, -0.87)
     """
     d = weigh_losses(ours, theirs, aversion)
-    error = float(d.std(ddof=1)) / math.sqrt(len(d)) if len(d) > 1 else 0.0
+    if len(d) < 2:
+        return math.nan
+    error = float(d.std(ddof=1)) / math.sqrt(len(d))
     return float(d.mean()) / error if error > 0 else math.nan
 
 
@@ -167,7 +171,7 @@ def z_risk(scores: npt.ArrayLike, aversion: float = AVERSION) -> Floats:
     """ZRisk of each ranker, for scores of rankers x queries: gains + (1 + aversion) losses of z (Dinçer et al., 2016).
 
     z_ki = (s_ki - e_ki) / sqrt(e_ki), where e_ki = (sum of row k)(sum of column i) / (sum of all) is what a ranker of
-    this strength should have on a query of this difficulty: no one ranker is the baseline, but all of them together.
+    this strength should have on a query of this difficulty: the baseline is all rankers together.
 
     >>> z_risk([[0.6, 0.5], [0.5, 0.6]], aversion=2.0).round(2)  # each is below what is expected of it once
     array([-0.13, -0.13])
@@ -179,7 +183,7 @@ def z_risk(scores: npt.ArrayLike, aversion: float = AVERSION) -> Floats:
 def geo_risk(scores: npt.ArrayLike, aversion: float = AVERSION) -> Floats:
     """GeoRisk(k) = sqrt(mean_i s_ki * Phi(ZRisk(k) / n)) of each ranker, higher being better (Dinçer et al., 2016).
 
-    `mutirao.risk.geo_risk` is that of errors, where gains are what counts more.
+    `mutirao.risk.geo_risk` is its counterpart for errors.
 
     Two rankers with the same mean; the second has one very bad query:
 
@@ -193,15 +197,17 @@ def geo_risk(scores: npt.ArrayLike, aversion: float = AVERSION) -> Floats:
     return np.asarray(np.sqrt(s.sum(-1) / n * ndtr(z_risk(s, aversion) / n)))
 
 
-def hold_against(ours: npt.ArrayLike, theirs: npt.ArrayLike, aversion: float = AVERSION) -> Against:
-    """All of these measures for two rankers.
+def compare_rankers(ours: npt.ArrayLike, theirs: npt.ArrayLike, aversion: float = AVERSION) -> RankerComparison:
+    """Compare two rankers by their values of a metric on the same queries.
 
-    >>> found = hold_against([0.6, 0.5, 0.3], [0.5, 0.5, 0.4])
+    >>> found = compare_rankers([0.6, 0.5, 0.3], [0.5, 0.5, 0.4])
     >>> found.wins, found.losses, found.ties, round(found.u_risk, 3)
     (1, 1, 1, -0.167)
     """
     d = gains(ours, theirs)
-    wins, losses = int((d > 0).sum()), int((d < 0).sum())
+    wins = int((d > 0).sum())
+    losses = int((d < 0).sum())
     own, other = geo_risk(np.array([ours, theirs]), aversion).tolist()
-    risks = u_risk(ours, theirs, aversion), t_risk(ours, theirs, aversion)
-    return Against(wins, losses, len(d) - wins - losses, *risks, own, other)
+    u = u_risk(ours, theirs, aversion)
+    t = t_risk(ours, theirs, aversion)
+    return RankerComparison(wins, losses, len(d) - wins - losses, u, t, own, other)

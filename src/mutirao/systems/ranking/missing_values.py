@@ -1,6 +1,6 @@
-"""What ranking files leave open: features without a value, documents nobody judged, orders in place of grades.
+"""Missing values of ranking files: features without a value, documents without a label, orders in place of grades.
 
-LETOR's files of the NULL kind and its semi-supervised and listwise sets are read like all others after this.
+After this, LETOR's NULL variants and its semi-supervised and listwise sets are used like all others.
 """
 
 import logging
@@ -9,34 +9,34 @@ from pathlib import Path
 import numpy as np
 
 from mutirao.errors import ConfigError
-from mutirao.systems.ranking.letor_parsing import MOST_GRADE, UNJUDGED, Floats, Ints
+from mutirao.systems.ranking.letor_parsing import MOST_GRADE, UNLABELLED, Floats, Ints
 from mutirao.systems.ranking.ranking_data import RankingData
 
 log = logging.getLogger("mutirao")
 
-LONG = 32  # documents of a query that all have different numbers: these are places in an order, no grades
-STEPS = 5  # grades that an order is cut into
+LONG = 32  # where more documents of a query all have different numbers, these are an order and no grades
+STEPS = 5  # grades that an order is divided into
 
 
-def settle(data: RankingData, file: Path) -> RankingData:
-    """Data with a number for every feature and a grade for every document, ready to be learnt from."""
+def clean_data(data: RankingData, file: Path) -> RankingData:
+    """Data with a value for every feature and a grade for every document, ready to train on."""
     fill_missing(data.x, data.queries)
-    data = leave_out_unjudged(data, file)
+    data = drop_unlabelled(data, file)
     if is_order(data.grades, data.queries):
-        log.warning("%s has an order of each query's documents; %d grades are made of it", file, STEPS)
+        log.warning("%s has an order of each query's documents; it is divided into %d grades", file, STEPS)
         return RankingData(data.x, grade_order(data.grades, data.queries), data.queries, data.query_ids)
     if (most := int(data.grades.max())) > MOST_GRADE:
         raise ConfigError(
-            f"{file}: grade {most} cannot be used; right would be whole numbers from 0 to {MOST_GRADE}, or an order "
+            f"{file}: grade {most} cannot be used; expected whole numbers from 0 to {MOST_GRADE}, or an order "
             f"in which all documents of a query have different numbers"
         )
     return data
 
 
 def fill_missing(x: Floats, queries: Ints) -> None:
-    """Put the smallest value that a feature has among the query's documents where it has none; 0 if all have none.
+    """Fill a missing value with the smallest of the feature among the query's documents; 0 if all are missing.
 
-    So LETOR's publishers make the MIN kind of a set of its NULL kind (Qin and Liu, 2013).
+    LETOR's publishers make the MIN variant of a set from its NULL variant like this (Qin and Liu, 2013).
     """
     for column in np.flatnonzero([np.isnan(x[:, i]).any() for i in range(x.shape[1])]).tolist():
         gap = np.isnan(x[:, column])
@@ -45,15 +45,15 @@ def fill_missing(x: Floats, queries: Ints) -> None:
         x[gap, column] = np.where(np.isinf(least), 0, least)[queries[gap]]
 
 
-def leave_out_unjudged(data: RankingData, file: Path) -> RankingData:
-    """Only documents with a grade: from the others a ranker of grades learns nothing."""
-    judged = data.grades != UNJUDGED
-    if judged.all():
+def drop_unlabelled(data: RankingData, file: Path) -> RankingData:
+    """Only documents with a grade: a supervised ranker learns nothing from the others."""
+    labelled = data.grades != UNLABELLED
+    if labelled.all():
         return data
-    if not judged.any():
-        raise ConfigError(f"{file}: nobody has judged any of its documents (grade -1); right would be some grades")
-    log.info("%s: %d of %d documents are not judged and left out", file, len(data) - int(judged.sum()), len(data))
-    return data.take(np.flatnonzero(judged))
+    if not labelled.any():
+        raise ConfigError(f"{file}: none of its documents has a label (all have grade -1); expected some grades")
+    log.info("%s: %d of %d documents have no label and are left out", file, int((~labelled).sum()), len(data))
+    return data.take(np.flatnonzero(labelled))
 
 
 def is_order(grades: Ints, queries: Ints) -> bool:

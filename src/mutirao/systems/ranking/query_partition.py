@@ -1,6 +1,6 @@
-"""Who owns which documents, with queries kept whole or not.
+"""Partition documents over clients, with whole queries or without.
 
-A split is a list of row numbers, one array a client, sorted; every document is in exactly one of them.
+A partition is a list of sorted arrays of row numbers, one a client; every document is in exactly one of them.
 """
 
 import inspect
@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def by_query(labels: npt.ArrayLike, queries: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Indices]:
-    """Deal whole queries out one by one, shuffled: clients have alike queries, equally many up to one.
+    """Assign whole queries at random: clients have similar queries, and equally many up to one.
 
     >>> [p.tolist() for p in by_query([0, 1, 0, 2], ["a", "b", "a", "c"], 3, np.random.default_rng(0))]
     [[3], [0, 2], [1]]
@@ -40,12 +40,12 @@ def by_query_groups(
     groups: int = 10,
     similar: Literal["grades", "features"] = "grades",
 ) -> list[Indices]:
-    """Give each client whole queries, some clients many and some few, each of its own kind: the realistic setting.
+    """Assign whole queries with skew: clients differ in how many queries they have, and in their kind.
 
     Queries are put into `groups` equal groups of similar ones: by the mean grade of their documents, or by their
     place along the first principal component of their mean features `x`. Each group is split over the clients by
-    p ~ Dir(alpha), as `partition.dirichlet` splits classes. A client left without a query gets one from whoever
-    has most.
+    p ~ Dir(alpha), as `partition.dirichlet` splits classes. A client left without a query gets one from the
+    client with most.
 
     >>> labels, queries = np.tile([0, 1, 2], 40), np.repeat(np.arange(40), 3)
     >>> parts = by_query_groups(labels, queries, None, 4, np.random.default_rng(0))
@@ -60,7 +60,7 @@ def by_query_groups(
     elif similar != "features":
         raise ConfigError(f"partition.similar: {similar!r} is not one of grades, features")
     elif x is None:
-        raise ConfigError("partition.similar=features needs the features of the documents, which were not handed over")
+        raise ConfigError("partition.similar=features needs the features of the documents, which were not passed")
     else:
         place = _along(np.asarray(x), query, many)
     rank = np.empty(many, np.intp)
@@ -85,7 +85,7 @@ NAMES: dict[str, Callable[..., list[Indices]]] = {
 }
 
 
-def deal(
+def partition_documents(
     split: Callable[..., list[Indices]],
     labels: npt.ArrayLike,
     queries: npt.ArrayLike,
@@ -93,10 +93,10 @@ def deal(
     rng: np.random.Generator,
     x: npt.ArrayLike | None = None,
 ) -> list[Indices]:
-    """Call a split or a plain partition with what it takes; keys, where a partition wants some, are the queries."""
-    offers = {"labels": labels, "keys": queries, "queries": queries, "x": x, "clients": clients, "rng": rng}
-    takes = inspect.signature(split).parameters
-    return split(**{name: value for name, value in offers.items() if name in takes})
+    """Call a partition with the arguments it takes; `keys`, if it takes any, are the queries."""
+    arguments = {"labels": labels, "keys": queries, "queries": queries, "x": x, "clients": clients, "rng": rng}
+    supported = inspect.signature(split).parameters
+    return split(**{name: value for name, value in arguments.items() if name in supported})
 
 
 def fold_rows(queries: npt.ArrayLike, fold: int) -> tuple[Indices, Indices, Indices]:
@@ -121,11 +121,12 @@ def fold_rows(queries: npt.ArrayLike, fold: int) -> tuple[Indices, Indices, Indi
 def _columns(
     name: str, labels: npt.ArrayLike, queries: npt.ArrayLike, clients: int
 ) -> tuple[npt.NDArray[Any], Indices, int]:
-    """The labels, the number of each document's query, and how many queries there are."""
-    y, q = np.asarray(labels), np.asarray(queries)
+    """The labels, the number of each document's query, and the number of queries."""
+    y = np.asarray(labels)
+    q = np.asarray(queries)
     if y.ndim != 1 or q.shape != y.shape or not len(y):
         raise ConfigError(
-            f"partition={name}: one label and one query a document are needed, not {y.shape} and {q.shape}"
+            f"partition={name}: expected one label and one query a document, found shapes {y.shape} and {q.shape}"
         )
     if clients < 1:
         raise ConfigError(f"clients: {clients!r} is too small, at least 1 is needed")
@@ -144,7 +145,7 @@ def _rows(owner: Indices, clients: int) -> list[Indices]:
 
 
 def _along(x: npt.NDArray[Any], query: Indices, many: int) -> Floats:
-    """Where each query lies along the direction in which the mean features of queries differ most."""
+    """Each query's mean features, projected on their first principal component."""
     mean, std = combine_moments([measure_moments(x, "log")])
     profile = np.zeros((many, x.shape[1]))
     for start in range(0, len(x), ROWS_AT_ONCE):
@@ -156,5 +157,5 @@ def _along(x: npt.NDArray[Any], query: Indices, many: int) -> Floats:
     profile -= profile.mean(0)
     _, directions = np.linalg.eigh(profile.T @ profile)
     first = directions[:, -1]
-    sign = np.sign(first[np.abs(first).argmax()])  # either would do: this one is fixed
+    sign = np.sign(first[np.abs(first).argmax()])  # its sign is arbitrary, so fix it
     return np.asarray(profile @ (first * sign), np.float64)

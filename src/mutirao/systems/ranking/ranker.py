@@ -1,6 +1,6 @@
-"""A trained ranker, with all that it takes to score documents as they are read: the network and the scale of features.
+"""A trained ranker that scores documents as they are read: the network with the feature scale.
 
-Every finished run of the ranking recipe leaves one, `ranker.safetensors`.
+Every finished run of the ranking recipe writes one, `ranker.safetensors`. `mutirao rank` scores a file by it.
 """
 
 import io
@@ -20,27 +20,28 @@ from torch import Tensor, nn
 from mutirao.core.arrays import Arrays
 from mutirao.errors import ConfigError, Damaged
 from mutirao.io import load_arrays, save_arrays, write_whole
-from mutirao.systems.ranking.feature_scale import Scale, differing, read_scale
+from mutirao.systems.ranking.feature_scale import FeatureScale, feature_mismatch, parse_scale
 from mutirao.systems.ranking.letor import read_raw_letor, stat_file
-from mutirao.systems.ranking.letor_parsing import UNJUDGED
-from mutirao.systems.ranking.metrics import Metrics, judge, measures_of
+from mutirao.systems.ranking.letor_parsing import UNLABELLED
+from mutirao.systems.ranking.metrics import Metrics, build_metrics, evaluate_ranking
 from mutirao.systems.ranking.missing_values import fill_missing
 from mutirao.systems.ranking.qrels import comments_in
 from mutirao.systems.ranking.ranking_data import RankingData
-from mutirao.systems.ranking.ranking_sources import widen
-from mutirao.systems.ranking.scorers import CHUNK, expected_grade, network_of, score
+from mutirao.systems.ranking.ranking_sources import pad_documents
+from mutirao.systems.ranking.scorers import CHUNK, expected_grade, network_factory, score
 from mutirao.training.optimizers import one_thread
 
 FILE = "ranker.safetensors"
 KIND = "mutirao ranker"
-SHAPE = ("loss", "hidden", "layers", "norm")  # settings by which the network is made
+NETWORK_SETTINGS = ("loss", "hidden", "layers", "norm")
 MOST_LAYERS = 16
-JUDGING = ("metrics", "gain", "empty")  # and by which the run judged it
+Scores = npt.NDArray[np.float64]
+METRIC_SETTINGS = ("metrics", "gain", "empty")
 
 
 @dataclass(frozen=True, eq=False)
 class Ranker:
-    """A model that scores documents by their features as they stand in a file; the higher, the better.
+    """A model that scores documents by their features as they stand in a file; higher is better.
 
     ranker = mutirao.Ranker.load("runs/ranking")
     scores = ranker.score(x)            # x: documents x features, as read
@@ -50,38 +51,40 @@ class Ranker:
     >>> settings = {"rounds": 1, "clients": 2, "per_round": 2, "samples": 200}
     >>> _ = mutirao.execute("ranking", settings, "runs/ranking", pictures=False)
     >>> ranker = Ranker.load("runs/ranking")
-    >>> ranker.features, ranker.score(np.zeros((3, ranker.features))).shape  # a number for each document
+    >>> ranker.features, ranker.score(np.zeros((3, ranker.features))).shape  # a score for each document
     (136, (3,))
     """
 
-    scale: Scale
+    scale: FeatureScale
     arrays: Arrays
-    settings: Mapping[str, Any] = field(default_factory=dict)  # those of SHAPE and JUDGING
+    settings: Mapping[str, Any] = field(default_factory=dict)  # NETWORK_SETTINGS and METRIC_SETTINGS
     round: int = 0
 
     @classmethod
     def load(cls, path: Path | str, which: str = "best") -> "Ranker":
-        """The ranker of a file, or of a run folder: that of its `best` round, or of the `last` one."""
+        """Load a ranker from a file, or from a run folder: of its `best` round, or of the `last` one."""
         place = Path(path).expanduser()
         file = place / FILE if place.is_dir() else place
         if not file.is_file():
-            what = "a finished run of the ranking recipe with one model leaves it" if place.is_dir() else "no such file"
-            raise ConfigError(f"{file} is not there: {what}")
+            what = "; a finished run of the ranking recipe with one model writes it" if place.is_dir() else ""
+            raise ConfigError(f"{file} does not exist{what}")
         arrays, facts = load_arrays(file)
         try:
             if facts["kind"] != KIND:
                 raise ValueError("it is something else")
-            settings = {key: facts["settings"][key] for key in (*SHAPE, *JUDGING)}
-            scale, number = read_scale(json.dumps(facts["scale"]).encode()), int(facts["round"])
+            settings = {key: facts["settings"][key] for key in (*NETWORK_SETTINGS, *METRIC_SETTINGS)}
+            scale = parse_scale(json.dumps(facts["scale"]).encode())
+            number = int(facts["round"])
         except (KeyError, TypeError, ValueError) as error:
-            raise Damaged(f"{file} holds no ranker: {error}") from error
+            raise Damaged(f"{file} contains no ranker: {error}") from error
         if which == "last" and place.is_dir():
             newest = max((place / "checkpoints").glob("round_*.safetensors"), default=None, key=round_of)
             if newest is None:
                 raise ConfigError(f"{place} has no checkpoint of its last round")
-            arrays, number = load_arrays(newest)[0], round_of(newest)
+            arrays, _ = load_arrays(newest)
+            number = round_of(newest)
         made = cls(scale, arrays, settings, number)
-        made.network, made.metrics  # noqa: B018  # what does not fit is said here
+        made.network, made.metrics  # noqa: B018  # a file that does not fit is refused here
         return made
 
     def save(self, path: Path | str) -> None:
@@ -91,37 +94,37 @@ class Ranker:
 
     @property
     def features(self) -> int:
-        """How many features a document must have."""
+        """Number of features that a document must have."""
         return self.scale.features
 
     @property
     def metrics(self) -> Metrics:
-        """What the run judged by."""
-        text, gain, empty = (str(self.settings[key]) for key in JUDGING)
-        return measures_of(text, gain, empty, self.scale.highest)
+        """The metrics of the run."""
+        text, gain, empty = (str(self.settings[key]) for key in METRIC_SETTINGS)
+        return build_metrics(text, gain, empty, self.scale.highest)
 
     @cached_property
     def network(self) -> nn.Module:
         """The network with its weights."""
-        shape = {key: self.settings[key] for key in SHAPE}
+        shape = {key: self.settings[key] for key in NETWORK_SETTINGS}
         try:
             if not 0 <= int(shape["layers"]) <= MOST_LAYERS:
                 raise ValueError(f"{shape['layers']} layers")
-            with torch.device("meta"):  # it takes no memory until the weights of the file turn out to be its own
-                made = network_of(self.scale.features, self.scale.highest + 1, **shape)()
+            with torch.device("meta"):  # no memory is taken before the weights are known to fit
+                made = network_factory(self.scale.features, self.scale.highest + 1, **shape)()
             made.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in self.arrays.items()}, assign=True)
         except (RuntimeError, TypeError, ValueError, KeyError) as error:
-            why = (str(error).splitlines() or [""])[0][:100]
-            raise Damaged(f"the ranker's weights are not those of its network: {why}") from error
+            why = str(error).partition("\n")[0][:100]
+            raise Damaged(f"the ranker's weights do not fit its network: {why}") from error
         return made.eval()
 
     def score(self, x: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """A number for each document, a row of `x` each."""
+        """A score for each document, a row of `x`."""
         rows = np.asarray(x)
         if rows.ndim != 2:
-            raise ConfigError(f"a row a document is needed, with {self.features} features; this has shape {rows.shape}")
+            raise ConfigError(f"expected an array of documents x {self.features} features, got shape {rows.shape}")
         if rows.shape[1] != self.features:
-            raise ConfigError(f"documents have {differing(rows.shape[1], self.features)}")
+            raise ConfigError(f"documents have {feature_mismatch(rows.shape[1], self.features)}")
         if not len(rows):
             return np.zeros(0)
         return score(self.network, self.scale(rows))
@@ -132,13 +135,14 @@ class Ranker:
             import onnx
         except ImportError as error:
             raise ConfigError("ONNX needs a package: install mutirao[onnx]") from error
-        out, example = io.BytesIO(), torch.zeros(1, self.features)
+        out = io.BytesIO()
+        example = torch.zeros(1, self.features)
         with warnings.catch_warnings(), one_thread():
-            warnings.simplefilter("ignore")  # the exporter that needs no further package is called old
+            warnings.simplefilter("ignore")  # the exporter that needs no further package is deprecated
             torch.onnx.export(
-                WithScale(self.scale, self.network),
+                ScaledNetwork(self.scale, self.network),
                 (example,),
-                out,  # type: ignore[arg-type]  # a stream is taken too, where the old exporter is asked for
+                out,  # type: ignore[arg-type]  # the old exporter takes a stream, too
                 input_names=["features"],
                 output_names=["scores"],
                 dynamic_axes={"features": {0: "N"}, "scores": {0: "N"}},
@@ -150,12 +154,13 @@ class Ranker:
         write_whole(Path(path), made.SerializeToString())
 
 
-class WithScale(nn.Module):
-    """A network behind the scale of its features, worked out in float64 as in training."""
+class ScaledNetwork(nn.Module):
+    """A network that takes features as they are read, scaled in float64 as in training."""
 
-    def __init__(self, scale: Scale, network: nn.Module) -> None:
+    def __init__(self, scale: FeatureScale, network: nn.Module) -> None:
         super().__init__()
-        self.log, self.network = scale.transform == "log", network
+        self.log = scale.transform == "log"
+        self.network = network
         self.mean, self.std = (nn.Parameter(torch.from_numpy(v.copy()), requires_grad=False) for v in scale.arrays)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -167,63 +172,63 @@ class WithScale(nn.Module):
 
 
 def round_of(file: Path) -> int:
-    """The round of a checkpoint, by its name."""
+    """The round of a checkpoint, from its name."""
     number = file.stem.partition("_")[2]
     return int(number) if number.isdecimal() else -1
 
 
-Scores = npt.NDArray[np.float64]
-
-
 def read_documents(file: Path, features: int, sparse: bool = False) -> RankingData:
-    """All documents of a file in its order, with equally many features as a ranker has; `sparse`: the rest are 0."""
+    """All documents of a file in its order, with `features` features; `sparse` fills missing ones at the end with 0."""
     stat_file(file)
     data = read_raw_letor(file)
     fill_missing(data.x, data.queries)
     if data.features > features or (data.features < features and not sparse):
-        hint = "; --sparse if it leaves out zeros" if data.features < features else ""
-        raise ConfigError(f"{file} has {differing(data.features, features)}{hint}")
-    return widen(data, features)
+        hint = "; use --sparse if it leaves out zeros" if data.features < features else ""
+        raise ConfigError(f"{file} has {feature_mismatch(data.features, features)}{hint}")
+    return pad_documents(data, features)
 
 
 def score_documents(ranker: Ranker, data: RankingData, advance: Callable[[int], None] = lambda done: None) -> Scores:
-    """The scores, a chunk of documents after the other."""
-    found = []
+    """Score documents chunk by chunk; `advance` is called with the size of each."""
+    found: list[Scores] = []
     for start in range(0, len(data), CHUNK):
         found.append(ranker.score(data.x[start : start + CHUNK]))
         advance(len(found[-1]))
     return np.concatenate(found)
 
 
-def judge_documents(ranker: Ranker, data: RankingData, scores: Scores) -> dict[str, float]:
-    """What the run judged by, over the documents that have a grade; nothing if none is relevant."""
-    judged = np.flatnonzero(data.grades != UNJUDGED)
-    if not len(judged) or data.grades.max() <= 0:
+def evaluate_documents(ranker: Ranker, data: RankingData, scores: Scores) -> dict[str, float]:
+    """The metrics of the run over the documents with a grade; empty if none is relevant."""
+    labelled = np.flatnonzero(data.grades != UNLABELLED)
+    if not len(labelled) or data.grades.max() <= 0:
         return {}
-    return judge(scores[judged], data.take(judged), ranker.metrics)
+    return evaluate_ranking(scores[labelled], data.take(labelled), ranker.metrics)
 
 
 def as_lines(scores: Scores) -> str:
-    """A score a line, with all its digits."""
+    """One score a line, with all its digits."""
     return "".join(f"{score!r}\n" for score in scores.tolist())
 
 
 def as_trec(file: Path, data: RankingData, scores: Scores, tag: str = "mutirao") -> str:
-    """Lines `QUERY Q0 DOCUMENT RANK SCORE TAG`, queries in the file's order; documents without a name go by their line.
+    """Lines `QUERY Q0 DOCUMENT RANK SCORE TAG`, queries in the file's order; unnamed documents by line.
 
-    Equal scores keep the file's order, and so they rank as we do; trec_eval itself sorts equal scores by name.
+    Equal scores keep the file's order, as in our metrics; trec_eval itself sorts equal scores by name.
     """
-    names, lines = document_names(file), []
+    names = document_names(file)
+    lines: list[str] = []
     order = np.lexsort((np.arange(len(scores)), -scores, data.queries))
-    place, before = 0, -1
+    rank = 0
+    previous = -1
     for i in order.tolist():
         query = int(data.queries[i])
-        place, before = (place + 1 if query == before else 1), query
-        lines.append(f"{data.query_ids[query]} Q0 {names[i]} {place} {float(scores[i])!r} {tag}\n")
+        rank = rank + 1 if query == previous else 1
+        previous = query
+        lines.append(f"{data.query_ids[query]} Q0 {names[i]} {rank} {float(scores[i])!r} {tag}\n")
     return "".join(lines)
 
 
 def document_names(file: Path) -> list[str]:
-    """What the comments call each document; its line's number where there is none."""
+    """Each document's name from its comment, or else its line number."""
     named = comments_in(file)
     return [name.decode("utf-8", "replace") if name else f"line{number}" for number, name in named]

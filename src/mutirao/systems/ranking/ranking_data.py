@@ -30,7 +30,7 @@ class RankingData:
 
     @property
     def features(self) -> int:
-        """How many features a document has."""
+        """Number of features of a document."""
         return int(self.x.shape[1])
 
     def take(self, rows: npt.ArrayLike) -> "RankingData":

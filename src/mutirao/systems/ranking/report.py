@@ -1,8 +1,8 @@
-"""The methods of a study against its baseline, query by query: what a test over folds cannot tell.
+"""Compare the methods of a study with its baseline query by query, which a test over folds cannot.
 
-A query is judged once a seed by the fold that holds it back. Its values are averaged over seeds first, so that each
-query counts once however often it was judged; then queries are the pairs. That says whether a lead holds for other
-queries, with models such as these; whether it holds for other training data, the test over folds says.
+Each query is in the test part of one fold, and so is evaluated once a seed. Its values are averaged over seeds first,
+so that each query counts once; then queries are the pairs. This tests whether a lead generalises to other queries, with
+models such as these; the test over folds says whether it generalises to other training data.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,10 +21,10 @@ from mutirao.report.plot_style import INK, blank, save, tidy
 from mutirao.runs.reader import Record
 from mutirao.stats import Comparison, holm, paired
 from mutirao.studies.study import Study, results
-from mutirao.systems.ranking.metrics import AVERSION, Against, hold_against
+from mutirao.systems.ranking.metrics import AVERSION, RankerComparison, compare_rankers
 
 Floats = npt.NDArray[np.float64]
-Values = Mapping[Any, Mapping[str, Mapping[str, float]]]  # by place, then by query: its metrics
+QueryValues = Mapping[Any, Mapping[str, Mapping[str, float]]]  # by place, then by query: its metrics
 PLAIN = ("query", "documents", "relevant")  # columns of queries.csv that are no metrics
 TESTS = ("method", "metric", "queries", "wins", "losses", "ties", "difference", "p t", "p Holm", "URisk", "TRisk")
 HEADER = (*TESTS, "GeoRisk", "GeoRisk of the baseline", "verdict")
@@ -39,18 +39,22 @@ class QueryLine:
     ours: Floats
     theirs: Floats
     test: Comparison
-    against: Against
+    against: RankerComparison
     p_holm: float
 
 
 def read_queries(path: Path) -> dict[str, dict[str, float]]:
-    """What a run's `queries.csv` says: the metrics of each query."""
+    """The metrics of each query, from a run's `queries.csv`."""
     rows = read_csv(path)
-    return {row["query"]: {k: float(v) for k, v in row.items() if k not in PLAIN} for row in rows}
+    return {row["query"]: _metric_columns(row) for row in rows}
+
+
+def _metric_columns(row: Mapping[str, str]) -> dict[str, float]:
+    return {name: float(value) for name, value in row.items() if name not in PLAIN}
 
 
 def gather_queries(study: Study, out: Path) -> dict[str, dict[tuple[Any, ...], dict[str, dict[str, float]]]]:
-    """The queries of all finished runs that tell of them, by method and place."""
+    """The queries of all finished runs that have `queries.csv`, by method and place."""
     found: dict[str, dict[tuple[Any, ...], dict[str, dict[str, float]]]] = {}
     for cell, record in results(study, out):
         if (path := record.path / "queries.csv").exists():
@@ -58,8 +62,8 @@ def gather_queries(study: Study, out: Path) -> dict[str, dict[tuple[Any, ...], d
     return found
 
 
-def pair_queries(ours: Values, theirs: Values, metric: str) -> tuple[Floats, Floats]:
-    """Each query's value of ours and of theirs, averaged over the places in which both judged it, in order of names."""
+def pair_queries(ours: QueryValues, theirs: QueryValues, metric: str) -> tuple[Floats, Floats]:
+    """Each query's values of ours and of theirs, averaged over the places where both have it, in order of names."""
     both: dict[str, list[tuple[float, float]]] = {}
     for place in ours:
         for query, row in ours[place].items():
@@ -70,7 +74,7 @@ def pair_queries(ours: Values, theirs: Values, metric: str) -> tuple[Floats, Flo
 
 
 def compare_queries(study: Study, out: Path, aversion: float = AVERSION) -> list[QueryLine]:
-    """Every method against the baseline by every metric of the study; none where runs have no queries."""
+    """Every method against the baseline by every metric of the study; empty where runs have no queries."""
     found = gather_queries(study, out)
     if study.baseline not in found:
         return []
@@ -78,31 +82,36 @@ def compare_queries(study: Study, out: Path, aversion: float = AVERSION) -> list
     first = next(iter(next(iter(theirs.values())).values()))
     lines: list[QueryLine] = []
     for metric in (m for m in first if m in (study.metrics or first)):
-        others = (m for m in study.methods if m in found and m != study.baseline)
-        pairs = {m: pair for m in others if len((pair := pair_queries(found[m], theirs, metric))[0]) > 1}
+        pairs: dict[str, tuple[Floats, Floats]] = {}
+        for method in study.methods:
+            if method in found and method != study.baseline:
+                pair = pair_queries(found[method], theirs, metric)
+                if len(pair[0]) > 1:
+                    pairs[method] = pair
         tests = {m: paired(a, b) for m, (a, b) in pairs.items()}
         corrected = holm({m: test.p_t for m, test in tests.items() if not np.isnan(test.p_t)})
         for m, (a, b) in pairs.items():
-            against = hold_against(a, b, aversion)
+            against = compare_rankers(a, b, aversion)
             lines.append(QueryLine(m, metric, a, b, tests[m], against, corrected.get(m, float("nan"))))
     return lines
 
 
-def rows_of(lines: Sequence[QueryLine]) -> Iterator[tuple[str, ...]]:
-    """The lines as texts."""
-    for x in lines:
-        d, a = x.test.difference, x.against
-        counts = (str(len(x.ours)), str(a.wins), str(a.losses), str(a.ties))
-        tests = (f"{d.mean:+.4f} ± {d.half:.4f}", f"{x.test.p_t:.4g}", f"{x.p_holm:.4g}")
+def query_table_rows(lines: Sequence[QueryLine]) -> Iterator[tuple[str, ...]]:
+    """The lines as cells of a table."""
+    for line in lines:
+        d = line.test.difference
+        a = line.against
+        counts = (str(len(line.ours)), str(a.wins), str(a.losses), str(a.ties))
+        tests = (f"{d.mean:+.4f} ± {d.half:.4f}", f"{line.test.p_t:.4g}", f"{line.p_holm:.4g}")
         risks = (f"{a.u_risk:+.4f}", f"{a.t_risk:+.2f}", f"{a.geo_risk:.4f}", f"{a.their_geo_risk:.4f}")
-        yield (x.method, x.metric, *counts, *tests, *risks, x.test.verdict)
+        yield (line.method, line.metric, *counts, *tests, *risks, line.test.verdict)
 
 
 def write_query_tables(study: Study, out: Path) -> list[QueryLine]:
-    """Write `queries.csv` and `queries.md` into the study's folder, if its runs tell of queries."""
+    """Write `queries.csv` and `queries.md` into the study's folder, if its runs have queries."""
     lines = compare_queries(study, out)
     if lines:
-        rows = list(rows_of(lines))
+        rows = list(query_table_rows(lines))
         write_whole(out / "queries.csv", write_rows([HEADER, *rows]))
         text = "".join(f"| {' | '.join(row)} |\n" for row in (HEADER, ["---"] * len(HEADER), *rows))
         note = (
@@ -116,7 +125,7 @@ WON, LOST = "#4477AA", "#CC6677"
 
 
 def draw_wins(differences: Mapping[str, npt.NDArray[np.float64]], label: str, path: Path | str) -> None:
-    """Draw one panel a method: a bar a query, the greatest gain first, with how many were won and lost."""
+    """Draw one panel a method: a bar a query, by falling gain, with the numbers of queries won and lost."""
     across = min(3, len(differences))
     down = -(-len(differences) // across)
     figure, grid = blank(3.3 * across, 2.7 * down + 0.3, down, across, squeeze=False, sharey=True)
@@ -138,13 +147,13 @@ def draw_wins(differences: Mapping[str, npt.NDArray[np.float64]], label: str, pa
 
 
 def plot_wins(folder: Path, out: Path, metric: str = "", against: str = "") -> list[Path]:
-    """Who wins and loses of the queries of a run against another run that was judged by the same ones."""
+    """Plot the queries that a run wins and loses against another run on the same test queries."""
     if not against:
-        raise ConfigError("wins: against which run? right would be --against FOLDER, another run on the same queries")
-    sides = []
+        raise ConfigError("wins: name another run on the same queries, with --against FOLDER")
+    sides: list[dict[str, dict[str, float]]] = []
     for place in (folder, Path(against)):
         if not (place / "queries.csv").is_file():
-            raise ConfigError(f"{place} has no queries.csv; right would be the folder of a finished ranking run")
+            raise ConfigError(f"{place} has no queries.csv; expected the folder of a finished ranking run")
         sides.append(read_queries(place / "queries.csv"))
     ours, theirs = sides
     metric = metric or Record.begun(folder).monitor.removeprefix("vali_")
@@ -153,8 +162,8 @@ def plot_wins(folder: Path, out: Path, metric: str = "", against: str = "") -> l
             raise ConfigError(f"no query has a metric {metric!r}{nearest(metric, known)}")
     a, b = pair_queries({0: ours}, {0: theirs}, metric)
     if not len(a):
-        raise ConfigError(f"{folder} and {against} were judged by different queries")
-    found = hold_against(a, b)
+        raise ConfigError(f"{folder} and {against} have no test queries in common")
+    found = compare_rankers(a, b)
     name = f"{folder.name} against {Path(against).name}\nURisk {found.u_risk:+.4f}, TRisk {found.t_risk:+.2f}"
     path = file_in(out, "wins.png")
     draw_wins({name: a - b}, f"{metric}, difference", path)
@@ -162,10 +171,12 @@ def plot_wins(folder: Path, out: Path, metric: str = "", against: str = "") -> l
 
 
 def draw_queries(study: Study, out: Path) -> list[Path]:
-    """Write what queries tell, and draw who wins and loses against the baseline by the first metric they have."""
+    """Write the comparison of queries, and draw wins and losses against the baseline by the first metric."""
     lines = write_query_tables(study, out)
     if not lines:
         return []
-    metric, path = lines[0].metric, out / "wins.png"
-    draw_wins({x.method: x.ours - x.theirs for x in lines if x.metric == metric}, f"{metric}, difference", path)
+    metric = lines[0].metric
+    path = out / "wins.png"
+    differences = {line.method: line.ours - line.theirs for line in lines if line.metric == metric}
+    draw_wins(differences, f"{metric}, difference", path)
     return [path]

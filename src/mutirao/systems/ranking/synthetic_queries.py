@@ -1,4 +1,4 @@
-"""Made-up ranking data in the likeness of MSLR-WEB10K, for those who do not have it.
+"""Synthetic ranking data that resemble MSLR-WEB10K, for those who do not have it.
 
 Documents have hidden properties (how well each of five streams matches the query, how popular, long and good a page
 is); the 136 features are what MSLR measures of such documents, and the grade depends on the hidden properties.
@@ -16,7 +16,7 @@ FEATURES = 136
 # Documents of each grade in MSLR-WEB10K (Qin and Liu, "Introducing LETOR 4.0 Datasets", 2013; Microsoft Research).
 GRADES = np.array([624_263, 386_280, 159_451, 21_317, 8_881])
 SHARES = GRADES / GRADES.sum()
-QUERIES_AT_ONCE = 250  # part of the definition: other blocks draw other numbers
+QUERIES_AT_ONCE = 250  # part of the definition: other blocks sample other numbers
 
 # The five streams of MSLR: body, anchor, title, URL, whole document.
 PRESENT = np.array([1.8, -0.9, 1.7, 9.0, 3.0], np.float32)  # log odds that a document has the stream at all
@@ -41,7 +41,7 @@ def mslr_like(queries: int, rng: np.random.Generator, documents: float = 120, di
     (136, 20, np.int64(0))
     """
     if queries < 1:
-        raise ConfigError(f"queries: {queries!r} is too small, at least 1 is needed")
+        raise ConfigError(f"queries: {queries!r} is too small, expected at least 1")
     if not 1 <= documents <= 10_000:
         raise ConfigError(f"documents: {documents!r} a query is not between 1 and 10,000")
     if not 0 <= difficulty <= 1:
@@ -79,18 +79,21 @@ def _documents(sizes: npt.NDArray[np.int64], rng: np.random.Generator, x: Floats
     def of_query(values: npt.NDArray[np.floating]) -> Floats:
         return np.repeat(values.astype(np.float32), sizes, axis=0)
 
-    many, n = len(sizes), int(sizes.sum())
+    many = len(sizes)
+    n = int(sizes.sum())
     terms = of_query(1 + np.minimum(rng.poisson(1.6, many), 6))[:, None]
     rarity = of_query(np.exp(1.6 + 0.35 * normal(many)))[:, None] * np.array([1, 2, 1.8, 1.9, 1], np.float32)
     navigational = of_query(rng.random(many))
     wording = of_query(0.55 * normal(many, 5))  # how near its words are to those of the streams, whatever they mean
 
-    topic, fame, craft = normal(n), normal(n), normal(n)
+    topic = normal(n)
+    fame = normal(n)
+    craft = normal(n)
     match = 0.65 * topic[:, None] + 0.75 * normal(n, 5)
     match[:, 4] = 0.8 * match[:, 0] + 0.2 * match[:, 4]  # the whole document is mostly its body
     stretch = normal(n, 5)
     stretch[:, 4] = stretch[:, 0]
-    lean = PRESENT + np.array([0, 0.8, 0, 0, 0], np.float32) * fame[:, None]  # who is known is linked to
+    lean = PRESENT + np.array([0, 0.8, 0, 0, 0], np.float32) * fame[:, None]  # popular pages are linked to
     present = rng.random((n, 5), np.float32) < _sigmoid(lean)
 
     _streams(x, match + wording, stretch, present, terms, rarity, normal(n, 5))
@@ -129,7 +132,10 @@ def _streams(
     each = rarity * (1 + 0.1 * jitter)
     idf = rarity * terms
 
-    figures[:, 0], figures[:, 1], figures[:, 2], figures[:, 3] = covered, ratio, length, idf
+    figures[:, 0] = covered
+    figures[:, 1] = ratio
+    figures[:, 2] = length
+    figures[:, 3] = idf
     for k, (value, power) in enumerate([(mean * terms, 1), (least, 1), (most, 1), (mean, 1), (variance, 2)]):
         figures[:, 4 + k] = value
         figures[:, 9 + k] = value * (share if power == 1 else share * share)

@@ -1,1 +1,1 @@
-"""Tables of numbers and categories: reading, a schema that clients agree on, and a client that trains on it."""
+"""Tabular data: readers, the schema that clients agree on, the client and the recipe."""

@@ -1,6 +1,6 @@
-"""A client with a table: it tells its profile, keeps to the schema agreed on, and trains on what that makes of it.
+"""The client of the tabular recipe: it sends its profile, and trains on rows encoded by the agreed schema.
 
-The schema comes with every request and nothing is kept at the site, so that one that restarts needs no memory.
+The schema comes with every request and is not stored at the site, so that one that restarts needs no memory.
 """
 
 import logging
@@ -27,9 +27,9 @@ from mutirao.metrics import evaluate_logits, regression_metrics
 from mutirao.personalization import Settings as Personal
 from mutirao.personalization.handler import WHOLE_MODEL_ONLY, PersonalTrainer
 from mutirao.privacy import DPSGD
-from mutirao.systems.tabular.client_tables import Held
-from mutirao.systems.tabular.schema import SCHEMA, Schema, Task, read_schema
-from mutirao.systems.tabular.table_profile import tell_profile
+from mutirao.systems.tabular.client_tables import ClientTables
+from mutirao.systems.tabular.schema import SCHEMA, Schema, Task, parse_schema
+from mutirao.systems.tabular.table_profile import profile_table
 from mutirao.training.samples import ClientData, Samples
 from mutirao.training.shared_encoding import agreed_content, answer_many, without_agreement
 from mutirao.training.trainer import Trainer
@@ -39,24 +39,27 @@ log = logging.getLogger("mutirao")
 KEPT = 4096  # clients whose encoded rows a process keeps
 
 
-def make_network(model: str, inputs: int, outputs: int, hidden: int, layers: int) -> nn.Module:
+def dense_network(model: str, inputs: int, outputs: int, hidden: int, layers: int) -> nn.Module:
     """A linear model, or a dense network with ReLU between its layers."""
     if model == "linear":
         return nn.Linear(inputs, outputs)
     widths = [inputs, *[hidden] * layers]
-    body = [part for a, b in pairwise(widths) for part in (nn.Linear(a, b), nn.ReLU())]
-    return nn.Sequential(*body, nn.Linear(widths[-1], outputs))
+    modules: list[nn.Module] = []
+    for fan_in, fan_out in pairwise(widths):
+        modules += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+    return nn.Sequential(*modules, nn.Linear(widths[-1], outputs))
 
 
-def judge_numbers(mean: float, std: float, outputs: npt.ArrayLike, targets: npt.ArrayLike) -> dict[str, float]:
-    """Figures of predictions in the units of the target."""
-    p, t = (mean + std * np.asarray(v, np.float64) for v in (outputs, targets))
-    return regression_metrics(p, t)
+def target_metrics(mean: float, std: float, outputs: npt.ArrayLike, targets: npt.ArrayLike) -> dict[str, float]:
+    """Metrics of predictions in the units of the target."""
+    predicted = mean + std * np.asarray(outputs, np.float64)
+    actual = mean + std * np.asarray(targets, np.float64)
+    return regression_metrics(predicted, actual)
 
 
 @dataclass(frozen=True, eq=False)
-class Trainers:
-    """The trainer for a schema, by the recipe's settings."""
+class TableTrainers:
+    """Trainers by schema, from the recipe's settings."""
 
     config: Common
     model: str
@@ -69,41 +72,41 @@ class Trainers:
 
 
 @lru_cache(maxsize=16)
-def trainer_for(made: Trainers, schema: Schema) -> Trainer:
-    """The trainer, made once, because it keeps modules and programs."""
-    network = partial(make_network, made.model, schema.inputs, schema.outputs, made.hidden, made.layers)
+def trainer_for(trainers: TableTrainers, schema: Schema) -> Trainer:
+    """The trainer, made once, because it caches modules and compiled programs."""
+    network = partial(dense_network, trainers.model, schema.inputs, schema.outputs, trainers.hidden, trainers.layers)
     if schema.task == "classification":
-        return Trainer.of(made.config, network, figures=evaluate_logits)
-    judge = partial(judge_numbers, schema.mean, schema.std)
-    return Trainer.of(made.config, network, loss=functional.mse_loss, figures=judge)
+        return Trainer.of(trainers.config, network, figures=evaluate_logits)
+    metrics = partial(target_metrics, schema.mean, schema.std)
+    return Trainer.of(trainers.config, network, loss=functional.mse_loss, figures=metrics)
 
 
 @lru_cache(maxsize=16)
-def personal_for(made: Trainers, schema: Schema, personal: Personal) -> PersonalTrainer:
-    """The same for clients with a model of their own."""
-    trainer: PersonalTrainer = trainer_for(made, schema).personal_training(personal)
+def personal_for(trainers: TableTrainers, schema: Schema, personal: Personal) -> PersonalTrainer:
+    """The same for clients with personal models."""
+    trainer: PersonalTrainer = trainer_for(trainers, schema).personal_training(personal)
     return trainer
 
 
-class Encoded:
-    """Rows as the schema makes them, of the clients asked last: they are the same in every round."""
+class EncodedTables:
+    """Cache of encoded rows, of the clients used last: they are the same in every round."""
 
     def __init__(self) -> None:
-        self.made: OrderedDict[tuple[ClientId, str], tuple[Held, ClientData]] = OrderedDict()
+        self.made: OrderedDict[tuple[ClientId, str], tuple[ClientTables, ClientData]] = OrderedDict()
         self.lock = threading.Lock()
 
-    def __call__(self, client: ClientId, held: Held, schema: Schema, digest: str) -> ClientData:
+    def __call__(self, client: ClientId, tables: ClientTables, schema: Schema, digest: str) -> ClientData:
         """A client's samples."""
         with self.lock:
             found = self.made.get((client, digest))
-            if found is not None and found[0] is held:
+            if found is not None and found[0] is tables:
                 return found[1]
-        made = encode_held(client, held, schema)
+        samples = encode_tables(client, tables, schema)
         with self.lock:
-            self.made[client, digest] = held, made
+            self.made[client, digest] = (tables, samples)
             while len(self.made) > KEPT:
                 self.made.popitem(last=False)
-        return made
+        return samples
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
@@ -112,53 +115,53 @@ class Encoded:
         self.__init__()  # type: ignore[misc]
 
 
-def encode_held(client: ClientId, held: Held, schema: Schema) -> ClientData:
-    """What a client trains on and judges by."""
-    x, y, lost = schema.encode(held.train, held.targets)
-    x_test, y_test, lost_test = schema.encode(held.test, held.kept)
-    if lost + lost_test:
-        log.warning("%s: %d rows have a target that is not agreed on, and are left out", client, lost + lost_test)
+def encode_tables(client: ClientId, tables: ClientTables, schema: Schema) -> ClientData:
+    """A client's training and test samples."""
+    x, y, unknown = schema.encode(tables.train, tables.train_targets)
+    x_test, y_test, unknown_test = schema.encode(tables.test, tables.test_targets)
+    if unknown + unknown_test:
+        log.warning("%s: %d rows have a target outside the schema and are left out", client, unknown + unknown_test)
     return ClientData(Samples(x, y), Samples(x_test, y_test))
 
 
 @dataclass(frozen=True)
 class TableClient:
-    """A handler around a `Trainer`: it answers `profile` and `agree`, and the rest by the schema in the request.
+    """A handler around a `Trainer`: it answers `profile` and `agree`, and trains by the schema in the request.
 
-    With `own`, a schema that this party was given beforehand, no other one is taken, and no profile is told.
+    With `own`, a schema given to this party beforehand, every other schema and every request for a profile is refused.
     """
 
-    trainers: Trainers
+    trainers: TableTrainers
     target: str
     task: Task
     least: int
     own: bytes = b""
     privacy: DPSGD | None = None
     personal: Personal | None = None
-    encoded: Encoded = field(default_factory=Encoded, compare=False, repr=False)
+    encoded: EncodedTables = field(default_factory=EncodedTables, compare=False, repr=False)
 
     @property
     def figures(self) -> Any:
-        """What its trainers judge by besides loss and accuracy."""
+        """The metrics of its trainers besides loss and accuracy."""
         return evaluate_logits if self.task == "classification" else regression_metrics
 
     @property
     def provides(self) -> frozenset[str]:
-        """What the trainer does: of numbers there is no accuracy."""
+        """What the trainer does; a regression has no accuracy."""
         if self.privacy is not None:
             return frozenset({"metrics:epsilon", "metrics:epsilon_next", "config:mu"})
         plain = Trainer.of(self.trainers.config, nn.Identity)  # what is provided depends on the settings alone
         whole = self.personal is None or self.personal.whole
-        given = plain.provides if whole else plain.provides - WHOLE_MODEL_ONLY
-        return given - ({"metrics:accuracy"} if self.task == "regression" else set())
+        provided = plain.provides if whole else plain.provides - WHOLE_MODEL_ONLY
+        return provided - {"metrics:accuracy"} if self.task == "regression" else provided
 
     def agreed(self) -> Mapping[str, str]:
-        """The schema this party was given, by its digest."""
+        """The digest of the schema given to this party."""
         return {SCHEMA: digest_of(self.own)} if self.own else {}
 
     def own_schema(self) -> Schema:
-        """The schema this party was given."""
-        return read_schema(self.own)
+        """The schema given to this party."""
+        return parse_schema(self.own)
 
     def private_training(self, privacy: DPSGD) -> AnyHandler:
         """The same with private gradients."""
@@ -169,65 +172,65 @@ class TableClient:
         return replace(self, personal=personal)
 
     def initial(self, schema: Schema, seed: int) -> Arrays:
-        """What travels of a fresh model."""
+        """The shared arrays of a new model."""
         if self.personal is not None:
             return personal_for(self.trainers, schema, self.personal).initial(seed)
         return self.trainers(schema).initial(seed)
 
     def shared(self, arrays: Arrays) -> Arrays:
-        """What travels of a whole model, if there is one yet."""
+        """The shared arrays of a whole model, if there is one yet."""
         if self.personal is None or not arrays:
             return arrays
         return personal_for(self.trainers, self.own_schema(), self.personal).shared(arrays)
 
     def handler(self, schema: Schema) -> AnyHandler:
-        """Who trains."""
+        """The handler that trains."""
         if self.personal is not None:
             return personal_for(self.trainers, schema, self.personal)
         trainer = self.trainers(schema)
         return trainer if self.privacy is None else trainer.private_training(self.privacy)
 
     def schema_in(self, request: Request) -> Schema:
-        """The schema that goes with a request, if it is the one agreed on and about what is predicted here."""
+        """The schema of a request; Refused if it is not the one agreed on, or is about another target."""
         content = agreed_content(request, SCHEMA, self.own)
         try:
-            schema = read_schema(content)
+            schema = parse_schema(content)
         except ValueError as error:
             raise Refused("agreed.schema", str(error)) from error
         if (schema.target, schema.task) != (self.target, self.task):
             here = f"{self.task} of {self.target!r}"
-            raise Refused("agreed.schema", f"it is about {schema.task} of {schema.target!r}, and here it is {here}")
+            raise Refused("agreed.schema", f"it is about {schema.task} of {schema.target!r}, but here it is {here}")
         return schema
 
     def prepare(self, request: Request, site: Site) -> tuple[Schema, Request, Site]:
-        """What the trainer is asked: the request without the schema, on samples instead of a table."""
+        """The trainer's request: without the schema, on samples instead of a table."""
         schema = self.schema_in(request)
         data = self.encoded(site.id, site.data, schema, digest_of(schema.content()))
         return schema, without_agreement(request, SCHEMA), Site(site.id, data, site.state)
 
     def agree(self, request: Request, site: Site) -> None:
-        """Refused if the table has other columns than the schema, or numbers beyond all measure on its scale."""
+        """Refused if the table has other columns than the schema, or numbers that overflow on its scale."""
         self.prepare(request, site)
 
     def __call__(self, request: Request, site: Site) -> Reply:
-        """The answer to one request."""
-        held: Held = site.data
+        """Answer one request."""
+        tables: ClientTables = site.data
         if request.do == PROFILE:
             if self.own or self.privacy is not None:
-                raise Refused("agreed.schema", "a schema is agreed on already: nothing is told of the table")
-            told = tell_profile(held.train, held.targets, self.task, self.least)
-            return Reply({}, bytes_to_extra(PROFILE, told), n=len(held.train))
-        schema, asked, samples = self.prepare(request, site)
+                raise Refused("agreed.schema", "a schema is already agreed on: no profile of the table is sent")
+            profile = profile_table(tables.train, tables.train_targets, self.task, self.least)
+            return Reply({}, bytes_to_extra(PROFILE, profile), n=len(tables.train))
+        schema, request, samples = self.prepare(request, site)
         if request.do == AGREE:
             return Reply({}, n=1)
-        return self.handler(schema)(asked, samples)
+        return self.handler(schema)(request, samples)
 
     def many(self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]) -> dict[ClientId, Any]:
-        """The same answers, all clients of one schema trained at once."""
+        """The same replies, with all clients of one schema trained at once."""
         return answer_many(self, self.prepare, self.handler, requests, sites)
 
 
-def join_tests(population: Mapping[ClientId, Held], schema: Schema) -> Samples:
-    """What all clients keep back, in the order of their names: what judges the global model in a simulation."""
-    parts = [schema.encode(held.test, held.kept) for _, held in sorted(population.items())]
-    return Samples(*(np.concatenate([part[k] for part in parts]) for k in (0, 1)))
+def pool_test_rows(population: Mapping[ClientId, ClientTables], schema: Schema) -> Samples:
+    """The test rows of all clients, by name, on which a simulation evaluates the global model."""
+    parts = [schema.encode(tables.test, tables.test_targets) for _, tables in sorted(population.items())]
+    return Samples(np.concatenate([x for x, _, _ in parts]), np.concatenate([y for _, y, _ in parts]))

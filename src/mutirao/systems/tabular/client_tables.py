@@ -1,4 +1,7 @@
-"""Who holds which rows: clients by a column, by a partition or by files, each keeping some rows back to judge by."""
+"""Which client has which rows: an embedded set, one table, a folder of tables, or a file at each site.
+
+Each client holds out some of its rows for evaluation.
+"""
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,29 +19,36 @@ from mutirao.core.fleet import ClientId
 from mutirao.errors import ConfigError
 from mutirao.partitioning import PartitionSummary, describe
 from mutirao.randomness import rng
-from mutirao.systems.tabular.readers import ENDINGS, read_file, read_kinds
+from mutirao.systems.tabular.readers import ENDINGS, read_kinds, read_table_file
 from mutirao.systems.tabular.schema import Task
 from mutirao.systems.tabular.table import IDENTIFIER, Column, Kind, Rows, Table
 from mutirao.training.samples import Population
 
-Read = Callable[[ClientId], tuple[Table, Column]]  # a client's features, and its targets
+log = logging.getLogger("mutirao")
+
+EMBEDDED = {"breast_cancer": "diagnosis", "wine": "cultivar", "diabetes": "progression"}  # and the target's name
+FEWEST = 10  # fewest rows of a table to train on
+FEW_CLASSES = 20  # a target of whole numbers with more values than this is no class
+BINS = 10  # quantile bins by which rows are partitioned where the target is a number
+
+ReadTable = Callable[[ClientId], tuple[Table, Column]]  # a client's features, and its targets
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
-    """What a client holds: rows to train on and rows it only judges by, and their targets apart from the features."""
+class ClientTables:
+    """A client's training and test rows, with their targets apart from the features."""
 
     train: Table
     test: Table
-    targets: Column  # of the training rows
-    kept: Column  # of those kept back
+    train_targets: Column
+    test_targets: Column
 
 
 @dataclass(frozen=True)
-class Keep:
-    """How a client cuts its rows: the share it keeps back, and the most it trains on (0: all).
+class HoldOut:
+    """How a client splits its rows: the share it holds out, and the most it trains on (0: all).
 
-    With `vali` the test rows are put aside, for nobody to see, and the same share of the others judges instead.
+    With `vali` the test rows are set aside unseen, and the same share of the others is used for evaluation instead.
     """
 
     share: float
@@ -48,33 +58,34 @@ class Keep:
     vali: bool = False
 
     @classmethod
-    def of(cls, config: Any, task: Task) -> "Keep":
+    def of(cls, config: Any, task: Task) -> "HoldOut":
         """By the settings of a recipe."""
         return cls(config.test, config.samples, task, config.seed, config.judge_by == "vali")
 
-    def __call__(self, table: Table, target: Column, name: ClientId) -> Held:
-        """The rows cut by (seed, client), of each class alike where there are classes."""
-        draw, n = rng(self.seed, 0, "own test", name), len(table)
+    def __call__(self, table: Table, target: Column, name: ClientId) -> ClientTables:
+        """Split the rows by (seed, client), stratified by class where there are classes."""
+        draw = rng(self.seed, 0, "own test", name)
+        n = len(table)
         classes = target.labels() if self.task == "classification" else [""] * n
-        test = pick_alike(classes, self.count(n), draw)
+        test = stratified_rows(classes, self.count(n), draw)
         train = np.setdiff1d(np.arange(n), test)
         if self.vali:
             own = rng(self.seed, 0, "own validation", name)
-            test = train[pick_alike([classes[i] for i in train], self.count(len(train)), own)]
+            test = train[stratified_rows([classes[i] for i in train], self.count(len(train)), own)]
             train = np.setdiff1d(train, test)
         if self.most and len(train) > self.most:
             train = np.sort(draw.choice(train, self.most, replace=False))
-        return Held(table.take(train), table.take(test), target.take(train), target.take(test))
+        return ClientTables(table.take(train), table.take(test), target.take(train), target.take(test))
 
     def count(self, rows: int) -> int:
-        """How many of so many rows are kept back: never all of them."""
+        """How many of so many rows are held out: never all of them."""
         return min(round(self.share * rows), rows - 1)
 
 
-def pick_alike(classes: Sequence[str], count: int, draw: np.random.Generator) -> Rows:
-    """So many rows, of each class in its share; what rounding leaves over goes to those that were cut most.
+def stratified_rows(classes: Sequence[str], count: int, draw: np.random.Generator) -> Rows:
+    """Sample so many rows, each class in its share; what rounding leaves over goes to the classes it cut most.
 
-    >>> pick_alike(["a"] * 8 + ["b"] * 2, 5, np.random.default_rng(0)).tolist()
+    >>> stratified_rows(["a"] * 8 + ["b"] * 2, 5, np.random.default_rng(0)).tolist()
     [2, 4, 5, 7, 8]
     """
     _, group, sizes = np.unique(np.asarray(classes, object).astype(str), return_inverse=True, return_counts=True)
@@ -82,27 +93,27 @@ def pick_alike(classes: Sequence[str], count: int, draw: np.random.Generator) ->
     exact = sizes * (max(0, count) / max(1, len(group)))
     quota = np.floor(exact).astype(np.intp)
     quota[np.argsort(quota - exact, kind="stable")[: max(0, count) - int(quota.sum())]] += 1
-    picked = [order[group[order] == k][:many] for k, many in enumerate(quota.tolist())]
+    picked = [order[group[order] == k][:size] for k, size in enumerate(quota.tolist())]
     return np.sort(np.concatenate([np.empty(0, np.intp), *picked]))
 
 
 @dataclass
-class Holders(Population):
-    """Clients by name, whose rows are read and cut when they are first asked for.
+class TablePopulation(Population):
+    """Clients by name; their rows are read and split on first access.
 
-    `accepts_any_client`: whether any name is accepted. A site with a file of its own has all of it, whatever its name.
+    With `accepts_any_client`, every name is valid: a site with a file of its own has all of it, whatever its name.
     """
 
     names: Sequence[ClientId]
-    read: Read
-    keep: Keep
+    read: ReadTable
+    hold_out: HoldOut
     accepts_any_client: bool = False
-    _made: dict[ClientId, Held] = field(default_factory=dict)
+    _cache: dict[ClientId, ClientTables] = field(default_factory=dict)
 
     @property
     def has_tests(self) -> bool:
-        """Whether clients keep anything back."""
-        return self.keep.share > 0
+        """Whether clients hold out any rows."""
+        return self.hold_out.share > 0
 
     def __len__(self) -> int:
         return len(self.names)
@@ -113,178 +124,185 @@ class Holders(Population):
     def __contains__(self, name: object) -> bool:
         return self.accepts_any_client or name in self.names
 
-    def __getitem__(self, name: ClientId) -> Held:
+    def __getitem__(self, name: ClientId) -> ClientTables:
         if name not in self:
             raise KeyError(name)
-        if name not in self._made:
-            self._made[name] = self.keep(*self.read(name), name)
-        return self._made[name]
+        if name not in self._cache:
+            self._cache[name] = self.hold_out(*self.read(name), name)
+        return self._cache[name]
 
 
-def pool_held(population: Mapping[ClientId, Held]) -> dict[ClientId, Held]:
-    """One client that holds what all the others do: the pooled reference."""
-    parts = [population[name] for name in population]
-
-    def join(some: Sequence[Column]) -> Column:
-        kind: Kind = next((c.kind for c in some if c.kind != "empty"), "empty")
-        values = [c.values if kind != "category" else np.array(c.labels(), object) for c in some]
-        return Column(kind, np.concatenate(values))
-
-    def stack(some: Sequence[Table]) -> Table:
-        return Table({n: join([t.columns[n] for t in some]) for n in some[0].columns}, sum(map(len, some)))
-
-    train, test = stack([p.train for p in parts]), stack([p.test for p in parts])
-    return {"pooled": Held(train, test, join([p.targets for p in parts]), join([p.kept for p in parts]))}
+def pool_tables(population: Mapping[ClientId, ClientTables]) -> dict[ClientId, ClientTables]:
+    """One client with the rows of all: the pooled reference."""
+    clients = list(population.values())
+    return {
+        "pooled": ClientTables(
+            _stack([c.train for c in clients]),
+            _stack([c.test for c in clients]),
+            _concatenate([c.train_targets for c in clients]),
+            _concatenate([c.test_targets for c in clients]),
+        )
+    }
 
 
-log = logging.getLogger("mutirao")
+def _stack(tables: Sequence[Table]) -> Table:
+    columns = {name: _concatenate([t.columns[name] for t in tables]) for name in tables[0].columns}
+    return Table(columns, sum(map(len, tables)))
 
-EMBEDDED = {"breast_cancer": "diagnosis", "wine": "cultivar", "diabetes": "progression"}  # and the name of the target
-FEWEST = 10  # rows of a table that is trained on
-FEW_CLASSES = 20  # whole numbers with more values than this are no classes
-BINS = 10  # of a number that is predicted, when rows are dealt by it
+
+def _concatenate(columns: Sequence[Column]) -> Column:
+    kind: Kind = next((c.kind for c in columns if c.kind != "empty"), "empty")
+    # An empty column has numbers (NaN), which become missing categories beside a column of text.
+    values = [c.values if kind != "category" else np.array(c.labels(), object) for c in columns]
+    return Column(kind, np.concatenate(values))
 
 
 @dataclass(frozen=True)
-class Source:
-    """Who holds what, what is predicted, and whether this party has the rows of all."""
+class TableSource:
+    """The clients' rows, what is predicted, and whether this party has the rows of all clients."""
 
-    holders: Holders
+    population: TablePopulation
     target: str
     task: Task
-    everything: bool = True
-    dealt: PartitionSummary | None = None
+    has_all_rows: bool = True
+    partition: PartitionSummary | None = None
 
 
-def find_source(config: Any) -> Source:
-    """The parties that a configuration describes."""
-    embedded, place = config.data in EMBEDDED, Path(config.data).expanduser()
+def load_source(config: Any) -> TableSource:
+    """The clients that a configuration describes."""
+    is_embedded = config.data in EMBEDDED
+    place = Path(config.data).expanduser()
     target = config.target or EMBEDDED.get(config.data, "")
-    if config.sites and (embedded or not config.data):
-        return elsewhere(config, target)
-    if embedded:
-        return deal_out(config, read_embedded(config.data), target)
+    if config.sites and (is_embedded or not config.data):
+        return remote_source(config, target)
+    if is_embedded:
+        return partition_table(config, read_embedded(config.data), target)
     if not config.data:
         raise ConfigError(f"data: name a table, a folder of tables, or one of {', '.join(EMBEDDED)}")
     if place.is_dir():
         return read_folder(config, place, target)
-    table = read_one(config, place)
-    if config.sites:
-        kept = Keep.of(config, found := task_of(config, table, target, place))
-        return Source(
-            Holders(["site"], lambda name: cut(config, table, target, place), kept, True), target, found, False
-        )
-    return deal_out(config, table, target)
+    table = read_configured_table(config, place)
+    if not config.sites:
+        return partition_table(config, table, target)
+    task = infer_task(config, table, target, place)
+
+    def read(name: ClientId) -> tuple[Table, Column]:
+        return split_features(config, table, target, place)
+
+    population = TablePopulation(["site"], read, HoldOut.of(config, task), accepts_any_client=True)
+    return TableSource(population, target, task, has_all_rows=False)
 
 
-def elsewhere(config: Any, target: str) -> Source:
-    """The sites as the server knows them: how many they are, and that it holds none of their rows."""
+def remote_source(config: Any, target: str) -> TableSource:
+    """The sites as the server sees them: their number, and none of their rows."""
     if not config.target:
-        raise ConfigError("target: say which column of the sites' files is to be predicted")
+        raise ConfigError("target: name the column of the sites' files that is predicted")
     if config.task == "auto":
-        raise ConfigError("task: say classification or regression; the server has no file to see it from")
+        raise ConfigError("task: set classification or regression; the server has no file to infer it from")
 
     def refuse(name: ClientId) -> tuple[Table, Column]:
         raise ConfigError(f"data: {name} has a file of its own, which is not here; a site names its own with --data")
 
-    keep = Keep.of(config, config.task)
     names = [f"site {k}" for k in range(1, config.clients + 1)]
-    return Source(Holders(names, refuse, keep, accepts_any_client=True), target, config.task, everything=False)
+    population = TablePopulation(names, refuse, HoldOut.of(config, config.task), accepts_any_client=True)
+    return TableSource(population, target, config.task, has_all_rows=False)
 
 
-def read_one(config: Any, path: Path) -> Table:
-    """A file by the settings of its columns."""
-    return read_file(path, read_kinds(config.columns), parse_names(config.ignore))
+def read_configured_table(config: Any, path: Path) -> Table:
+    """Read a file with the settings `columns` and `ignore`."""
+    return read_table_file(path, read_kinds(config.columns), parse_names(config.ignore))
 
 
-def deal_out(config: Any, table: Table, target: str) -> Source:
-    """One table dealt to clients, by a column of it or by a partition."""
+def partition_table(config: Any, table: Table, target: str) -> TableSource:
+    """Partition one table over clients, by one of its columns or by the setting `partition`."""
     place = Path(config.data)
-    task = task_of(config, table, target, place)
-    keep = Keep.of(config, task)
-    features, targets = cut(config, table, target, place)
+    task = infer_task(config, table, target, place)
+    features, targets = split_features(config, table, target, place)
+    labels = partition_labels(targets, task)
+    rows: dict[ClientId, Rows] = {}
     if config.client:
-        owner = [
-            name for name, there in zip(owners(config, table), ~table.columns[target].missing, strict=True) if there
-        ]
-        names = sorted(set(owner))
-        keys = np.array([names.index(name) for name in owner], np.intp)
-        parts = [np.flatnonzero(keys == k) for k in range(len(names))]
+        owner = np.array(row_owners(config, table), object)[~table.columns[target].missing]
+        for name in sorted(set(owner.tolist())):
+            rows[name] = np.flatnonzero(owner == name)
     else:
         split = build("partition", config.partition)
-        parts = split(labels_of(targets, task), clients=config.clients, rng=rng(config.seed, 0, "partition"))
-        width = len(str(len(parts) - 1))
-        names = [f"c{k:0{width}d}" for k in range(len(parts))]
-    rows = {str(name): part for name, part in zip(names, parts, strict=True)}
+        parts = split(labels, clients=config.clients, rng=rng(config.seed, 0, "partition"))
+        digits = len(str(len(parts) - 1))
+        for k, part in enumerate(parts):
+            rows[f"c{k:0{digits}d}"] = part
 
     def read(name: ClientId) -> tuple[Table, Column]:
         return features.take(rows[name]), targets.take(rows[name])
 
-    return Source(Holders(list(rows), read, keep), target, task, dealt=describe(labels_of(targets, task), parts))
+    population = TablePopulation(list(rows), read, HoldOut.of(config, task))
+    return TableSource(population, target, task, partition=describe(labels, list(rows.values())))
 
 
-def read_folder(config: Any, folder: Path, target: str) -> Source:
+def read_folder(config: Any, folder: Path, target: str) -> TableSource:
     """A folder with a table for each client, named after it."""
-    files = {p.name[: -len(end)]: p for p in sorted(folder.iterdir()) if (end := ending(p)) and p.is_file()}
+    files: dict[ClientId, Path] = {}
+    for path in sorted(folder.iterdir()):
+        suffix = table_suffix(path)
+        if suffix and path.is_file():
+            files[path.name[: -len(suffix)]] = path
     if not files:
-        raise ConfigError(f"{folder} holds no tables; right would be a file a client, ending in {', '.join(ENDINGS)}")
-    tables = {name: read_one(config, path) for name, path in files.items()}
+        raise ConfigError(f"{folder} contains no tables; expected a file a client, ending in {', '.join(ENDINGS)}")
+    tables = {name: read_configured_table(config, path) for name, path in files.items()}
     first = next(iter(files))
-    task = task_of(config, tables[first], target, files[first])
-    keep = Keep.of(config, task)
+    task = infer_task(config, tables[first], target, files[first])
 
     @cache
     def read(name: ClientId) -> tuple[Table, Column]:
-        return cut(config, tables[name], target, files[name])
+        return split_features(config, tables[name], target, files[name])
 
     for name in files:
-        read(name)  # what is wrong with a file is said before the first round
-    return Source(Holders(list(files), read, keep), target, task)
+        read(name)  # an invalid file is refused before the first round
+    return TableSource(TablePopulation(list(files), read, HoldOut.of(config, task)), target, task)
 
 
-def ending(path: Path) -> str:
+def table_suffix(path: Path) -> str:
     """The ending by which a file is a table; empty if it is none."""
     return next((end for end in sorted(ENDINGS, key=len, reverse=True) if path.name.lower().endswith(end)), "")
 
 
-def cut(config: Any, table: Table, target: str, place: Path) -> tuple[Table, Column]:
-    """Features and targets of the rows whose target is known; identifiers and the client's column are no features."""
+def split_features(config: Any, table: Table, target: str, place: Path) -> tuple[Table, Column]:
+    """Features and targets of the rows with a target; identifiers and the client's column are no features."""
     forced = read_kinds(config.columns)
-    numbering = [name for name in table.columns if IDENTIFIER.fullmatch(name) and name not in (*forced, target)]
-    if numbering:
-        log.warning("%s: no features, but identifiers by their names: %s", place, ", ".join(numbering))
+    identifiers = [name for name in table.columns if IDENTIFIER.fullmatch(name) and name not in (*forced, target)]
+    if identifiers:
+        log.warning("%s: not used as features, as their names are of identifiers: %s", place, ", ".join(identifiers))
     known = np.flatnonzero(~table.columns[target].missing)
     if len(known) < len(table):
-        log.warning("%s: %d rows have no %s, and are left out", place, len(table) - len(known), target)
+        log.warning("%s: %d rows have no %s and are left out", place, len(table) - len(known), target)
     if len(known) < FEWEST:
-        raise ConfigError(f"{place} has {len(known)} rows with a {target!r}; at least {FEWEST} are needed")
-    features = table.without([target, config.client, *numbering])
+        raise ConfigError(f"{place} has {len(known)} rows with a {target!r}; expected at least {FEWEST}")
+    features = table.without([target, config.client, *identifiers])
     if not features.columns:
         raise ConfigError(f"{place} has no column to predict {target!r} from")
     return features.take(known), table.columns[target].take(known)
 
 
-def task_of(config: Any, table: Table, target: str, place: Path) -> Task:
-    """What is asked of the target; `auto`: classes if it is text, or has a few whole numbers only."""
-    column = find_column("target", table, target, place, needed="say which column is to be predicted")
+def infer_task(config: Any, table: Table, target: str, place: Path) -> Task:
+    """The setting `task`; with `auto`, classification if the target is text or has few whole numbers only."""
+    column = find_column("target", table, target, place, needed="name the column that is predicted")
     if config.task == "regression" and column.kind == "category":
         name = next(v for v in column.labels() if v)
         raise ConfigError(f"target: {target!r} of {place} is text such as {name[:40]!r}; task=regression needs numbers")
     if config.task != "auto":
         found: Task = config.task
         return found
-    known = column.values[~column.missing]
-    few = len(set(known.tolist())) <= min(FEW_CLASSES, max(2, len(known) // 2))
-    classes = column.kind == "category" or (few and all(float(v).is_integer() for v in known.tolist()))
-    task: Task = "classification" if classes else "regression"
+    known = column.values[~column.missing].tolist()
+    has_few_values = len(set(known)) <= min(FEW_CLASSES, max(2, len(known) // 2))
+    is_class = column.kind == "category" or (has_few_values and all(float(v).is_integer() for v in known))
+    task: Task = "classification" if is_class else "regression"
     log.warning("task=auto: %s of %r, by its values", task, target)
     return task
 
 
 def find_column(setting: str, table: Table, name: str, place: Path, needed: str) -> Column:
-    """A column that a setting names, or one clear line."""
+    """The column that a setting names, or one clear line."""
     if not name:
-        raise ConfigError(f"{setting}: {needed}; {place} has {few(table.columns)}")
+        raise ConfigError(f"{setting}: {needed}; {place} has {_first(table.columns)}")
     if name not in table.columns:
         raise ConfigError(f"{setting}: {place} has no column {name!r}{nearest(name, table.columns)}")
     column = table.columns[name]
@@ -293,24 +311,24 @@ def find_column(setting: str, table: Table, name: str, place: Path, needed: str)
     return column
 
 
-def few(names: Collection[str]) -> str:
-    """The first of these names."""
+def _first(names: Collection[str]) -> str:
     return ", ".join(list(names)[:20]) + (", ..." if len(names) > 20 else "")
 
 
-def owners(config: Any, table: Table) -> list[ClientId]:
-    """Whose each row is, by the column that says so."""
+def row_owners(config: Any, table: Table) -> list[ClientId]:
+    """The client each row belongs to, by the column that the setting `client` names."""
     place = Path(config.data)
     if config.client == config.target:
         raise ConfigError(f"client: {config.client!r} is the target, too")
-    found = find_column("client", table, config.client, place, needed="say which column tells whose a row is").labels()
-    if "" in found:
-        raise ConfigError(f"client: column {config.client!r} of {place} is empty in row {found.index('') + 1}")
-    return found
+    needed = "name the column that says which client each row belongs to"
+    owners = find_column("client", table, config.client, place, needed).labels()
+    if "" in owners:
+        raise ConfigError(f"client: column {config.client!r} of {place} is empty in row {owners.index('') + 1}")
+    return owners
 
 
-def labels_of(targets: Column, task: Task) -> npt.NDArray[Any]:
-    """What a partition deals rows by: classes, or tenths of the numbers."""
+def partition_labels(targets: Column, task: Task) -> npt.NDArray[Any]:
+    """The labels that a partition goes by: classes, or quantile bins of the numbers."""
     if task == "classification":
         return np.unique(np.array(targets.labels()), return_inverse=True)[1]
     edges = np.quantile(targets.numbers, np.arange(1, BINS) / BINS)

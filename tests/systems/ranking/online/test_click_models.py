@@ -45,5 +45,5 @@ def test_noise_moves_chances_to_a_half_and_grades_without_a_table_are_refused() 
     assert Cascade.of("perfect", 2, noise=0.2).click == pytest.approx((0.1, 0.5, 0.9))
     assert Cascade.of("perfect", 3).click == TABLES["perfect"][4][0]
     assert Cascade.of("logged", 1).click == (0.0, 1.0)
-    with pytest.raises(ConfigError, match="grades up to 4, and 5 is among them"):
+    with pytest.raises(ConfigError, match="grades up to 4, but the data have grade 5"):
         Cascade.of("perfect", 5)

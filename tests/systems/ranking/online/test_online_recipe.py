@@ -134,8 +134,8 @@ def test_a_log_gives_users_queries_and_clicks(tmp_path: Path) -> None:
     ("settings", "text"),
     [
         ({"clicks": "logged"}, "these data have grades and no clicks"),
-        ({"epochs": 3}, "epochs: a user takes one step a query here"),
-        ({"clients": 0}, "only a log knows how many users there are"),
+        ({"epochs": 3}, "epochs: a user takes one step a query"),
+        ({"clients": 0}, "only a log has a number of users of its own"),
         ({"clicks": "perfct"}, "is not a choice; did you mean 'perfect'"),
         ({"personal": "fedper"}, "has its own models"),
         ({"aggregate": "fedrisk"}, "needs 'extras:squared_errors' from the clients"),

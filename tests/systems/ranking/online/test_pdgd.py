@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from clicking import Scores, chance_of, chance_of_ranking, slow_weights
 from mutirao.systems.ranking.online.click_models import Cascade
-from mutirao.systems.ranking.online.pdgd import draw_rankings, weigh_documents
+from mutirao.systems.ranking.online.pdgd import document_weights, sample_rankings
 
 
 def our_weights(ranking: Sequence[int], scores: Scores, clicks: Sequence[int], places: int) -> dict[int, float]:
@@ -22,7 +22,7 @@ def our_weights(ranking: Sequence[int], scores: Scores, clicks: Sequence[int], p
     rest = np.array([np.logaddexp.reduce(unseen) if unseen else -np.inf])
     clicked = np.zeros((1, places), bool)
     clicked[0, : len(clicks)] = clicks
-    found = weigh_documents(seen, rest, clicked)[0]
+    found = document_weights(seen, rest, clicked)[0]
     assert (found[len(ranking) :] == 0).all()
     return dict(zip(ranking, found.tolist(), strict=False))
 
@@ -71,7 +71,7 @@ def test_rankings_are_drawn_as_often_as_plackett_luce_says() -> None:
     scores, shown, times = [1.0, 0.0, -0.5, 0.2], 2, 60_000
     sizes = np.full(times, len(scores))
     draws = np.random.default_rng(1).random(times * len(scores))
-    documents, rest = draw_rankings(np.tile(scores, times), sizes, draws, shown)
+    documents, rest = sample_rankings(np.tile(scores, times), sizes, draws, shown)
     local = documents - 4 * np.arange(times)[:, None]
     for ranking in permutations(range(4), shown):
         expected = chance_of_ranking(ranking, scores)
@@ -88,23 +88,23 @@ def lists(seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def test_no_list_depends_on_the_others_to_the_last_bit() -> None:
-    alone = [draw_rankings(s, np.array([len(s)]), u, 10) for s, u in lists(3)]
+    alone = [sample_rankings(s, np.array([len(s)]), u, 10) for s, u in lists(3)]
     sizes = np.array([len(s) for s, _ in lists(3)])
     scores, draws = (np.concatenate(part) for part in zip(*lists(3), strict=True))
-    documents, rest = draw_rankings(scores, sizes, draws, 10)
+    documents, rest = sample_rankings(scores, sizes, draws, 10)
     begins = np.cumsum(sizes) - sizes
     seen = np.where(documents >= 0, scores[documents], -np.inf)
     clicks = np.random.default_rng(0).random(seen.shape) < 0.4
     clicks &= documents >= 0
-    together = weigh_documents(seen, rest, clicks)
+    together = document_weights(seen, rest, clicks)
     for i, (own, own_rest) in enumerate(alone):
         assert np.array_equal(own[own >= 0], documents[i][documents[i] >= 0] - begins[i])
         assert own_rest[0] == rest[i]
-        assert np.array_equal(weigh_documents(seen[i : i + 1], own_rest, clicks[i : i + 1])[0], together[i])
+        assert np.array_equal(document_weights(seen[i : i + 1], own_rest, clicks[i : i + 1])[0], together[i])
 
 
 def test_scores_far_apart_give_weights_that_are_numbers() -> None:
     seen, clicks = np.array([[900.0, -900.0, 0.0]]), np.array([[False, True, False]])
-    found = weigh_documents(seen, np.array([-np.inf]), clicks)
+    found = document_weights(seen, np.array([-np.inf]), clicks)
     assert np.isfinite(found).all()
     assert found.sum() == pytest.approx(0)

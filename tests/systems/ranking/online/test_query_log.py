@@ -41,7 +41,7 @@ def test_users_who_are_in_the_table_alone_are_left_out(tmp_path: Path) -> None:
         ("2006-03-01 05:00:00", "yesterday", "line 7: 'yesterday' is not a time such as 2006-03-01 07:17:12"),
         ("1007,301,", "1007,,", "line 3: it has no qid, user_id, timestamp"),
         ("1007,301,", "1000,301,", "line 3: query 1000 stands there twice"),
-        ("1007,301,", "9999,301,", "does not say whose query 1007 of letor.txt is"),
+        ("1007,301,", "9999,301,", "names no user for query 1007 of letor.txt"),
         ('"a ""query""', '"a ""query"" "x', "cannot read"),
     ],
 )
@@ -57,9 +57,9 @@ def test_grades_that_are_no_clicks_and_a_folder_that_is_no_log_are_refused(tmp_p
     folder = write_log(tmp_path / "aol")
     letor = folder / "letor.txt"
     letor.write_text(letor.read_text().replace("1 qid", "2 qid", 1))
-    with pytest.raises(ConfigError, match="grades are 1 for what was clicked"):
+    with pytest.raises(ConfigError, match="expected grade 1 for documents clicked"):
         read_log(folder)
-    with pytest.raises(ConfigError, match=r"does not hold a log; right would be a folder with metadata\.csv"):
+    with pytest.raises(ConfigError, match=r"does not contain a log; expected a folder with metadata\.csv"):
         read_log(tmp_path)
 
 

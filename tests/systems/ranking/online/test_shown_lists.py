@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mutirao.metrics import ndcg
-from mutirao.systems.ranking.online.shown_lists import Lists, judge_shown, normalise, shared
+from mutirao.systems.ranking.online.shown_lists import QueryLists, normalize_per_query, shared, shown_ndcg
 from mutirao.systems.ranking.ranking_data import RankingData
 from mutirao.systems.ranking.synthetic_queries import mslr_like
 
@@ -17,7 +17,7 @@ def data() -> RankingData:
 
 def test_everybody_has_everything_once() -> None:
     whole = data()
-    lists, owned = Lists.of(whole, shared(whole.grades, 5), shown=10)
+    lists, owned = QueryLists.of(whole, shared(whole.grades, 5), shown=10)
     assert len(lists) == 12
     assert [own.tolist() for own in owned] == [list(range(12))] * 5
     assert np.array_equal(lists.x, whole.x)
@@ -26,7 +26,7 @@ def test_everybody_has_everything_once() -> None:
 def test_a_query_in_two_parts_is_a_list_of_each() -> None:
     whole = data()
     parts = [np.arange(0, len(whole), 2), np.arange(1, len(whole), 2)]
-    lists, owned = Lists.of(whole, parts, shown=3)
+    lists, owned = QueryLists.of(whole, parts, shown=3)
     assert [len(own) for own in owned] == [12, 12]
     for part, own in zip(parts, owned, strict=True):
         for query, number in enumerate(own):
@@ -40,7 +40,7 @@ def test_a_query_in_two_parts_is_a_list_of_each() -> None:
 def test_features_are_brought_to_0_and_1_query_by_query() -> None:
     draw = np.random.default_rng(1)
     mixed = data().take(draw.permutation(len(data())))  # queries need not lie together
-    out = normalise(mixed)
+    out = normalize_per_query(mixed)
     for query in range(len(mixed.query_ids)):
         rows = mixed.queries == query
         x = mixed.x[rows].astype(np.float64)
@@ -54,7 +54,7 @@ def test_features_are_brought_to_0_and_1_query_by_query() -> None:
 def test_a_ranking_shown_is_judged_as_our_ndcg_does(grades: list[int]) -> None:
     shown = (grades + [0] * 10)[:10]
     best = (sorted(grades, reverse=True) + [0] * 10)[:10]
-    found, answerable = judge_shown(np.array([shown]), np.array([best]))
+    found, answerable = shown_ndcg(np.array([shown]), np.array([best]))
     order = -np.arange(len(grades), dtype=np.float64)
     assert found[0] == pytest.approx(ndcg(order, grades, np.zeros(len(grades), int), 10))
     assert answerable[0] == (max(grades) > 0)

@@ -10,25 +10,25 @@ from mutirao.randomness import rng
 from mutirao.systems.ranking.online.click_models import Cascade
 from mutirao.systems.ranking.online.fpdgd_noise import Shares
 from mutirao.systems.ranking.online.rankers import make_ranker
-from mutirao.systems.ranking.online.shown_lists import Lists, User, normalise
-from mutirao.systems.ranking.online.users import Searching
+from mutirao.systems.ranking.online.shown_lists import QueryLists, User, normalize_per_query
+from mutirao.systems.ranking.online.users import SearchHandler
 from mutirao.systems.ranking.query_partition import by_query
 from mutirao.systems.ranking.synthetic_queries import mslr_like
 
-DATA = normalise(mslr_like(30, np.random.default_rng(0), documents=14))
-LISTS, OWNED = Lists.of(DATA, by_query(DATA.grades, DATA.queries, 6, np.random.default_rng(1)), shown=10)
+DATA = normalize_per_query(mslr_like(30, np.random.default_rng(0), documents=14))
+LISTS, OWNED = QueryLists.of(DATA, by_query(DATA.grades, DATA.queries, 6, np.random.default_rng(1)), shown=10)
 CLICKS = Cascade.of("informational", 4)
 USERS = {f"u{i}": User(LISTS, own, CLICKS) for i, own in enumerate(OWNED)}
 
 
-def asked(searching: Searching, number: int = 3) -> Request:
+def asked(searching: SearchHandler, number: int = 3) -> Request:
     return Request("train", searching.ranker.initial(0), {"seed": 5, "round": number})
 
 
 @pytest.mark.parametrize("hidden", [0, 6])
 @pytest.mark.parametrize("shares", [None, Shares(repeatable=True, sensitivity=0.05)])
 def test_users_side_by_side_are_users_one_by_one_to_the_last_bit(hidden: int, shares: Shares | None) -> None:
-    searching = Searching(make_ranker(136, hidden), interactions=5, parties=6, shares=shares)
+    searching = SearchHandler(make_ranker(136, hidden), interactions=5, parties=6, shares=shares)
     requests = dict.fromkeys(USERS, asked(searching))
     together = searching.many(requests, {c: Site(c, user) for c, user in USERS.items()})
     for client, user in USERS.items():
@@ -40,7 +40,7 @@ def test_users_side_by_side_are_users_one_by_one_to_the_last_bit(hidden: int, sh
 
 def test_an_interaction_moves_the_model_by_the_sum_over_pairs() -> None:
     """The draws are taken as the user takes them; all that follows is done by slow loops."""
-    searching = Searching(make_ranker(136, 0), lr=0.5, interactions=2)
+    searching = SearchHandler(make_ranker(136, 0), lr=0.5, interactions=2)
     request, user = asked(searching), USERS["u2"]
     reply = searching(request, Site("u2", user))
     draw = rng(5, 3, "interactions", "u2")
@@ -67,14 +67,14 @@ def test_an_interaction_moves_the_model_by_the_sum_over_pairs() -> None:
 
 
 def test_a_log_is_asked_in_its_order_and_begins_anew() -> None:
-    user = User(LISTS, np.array([4, 2, 9]), Cascade.of("logged", 4), log=True)
-    searching, site = Searching(make_ranker(136, 0), interactions=2), Site("u0", user)
+    user = User(LISTS, np.array([4, 2, 9]), Cascade.of("logged", 4), is_log=True)
+    searching, site = SearchHandler(make_ranker(136, 0), interactions=2), Site("u0", user)
     turns = [searching.begin(asked(searching, number), site).queries.tolist() for number in (1, 2, 3)]
     assert turns == [[4, 2], [9, 4], [2, 9]]
 
 
 def test_who_holds_something_else_fails_alone() -> None:
-    searching = Searching(make_ranker(136, 0))
+    searching = SearchHandler(make_ranker(136, 0))
     request = asked(searching)
     wrong = {
         "u0": Site("u0", USERS["u0"]),
@@ -84,8 +84,8 @@ def test_who_holds_something_else_fails_alone() -> None:
     found = searching.many(dict.fromkeys(wrong, request), wrong)
     assert isinstance(found["u0"], Reply)
     assert [isinstance(found[c], Failure) and found[c].reason for c in ("u1", "u2")] == [
-        "ValueError: holds str, not lists of documents",
-        "ValueError: has no queries to ask",
+        "ValueError: expected a user with lists of documents, got str",
+        "ValueError: the user has no queries",
     ]
-    with pytest.raises(ValueError, match="can train, not 'probe'"):
+    with pytest.raises(ValueError, match="can only answer 'train', not 'probe'"):
         searching(Request("probe", request.arrays, request.config), wrong["u0"])

@@ -1,1 +1,1 @@
-"""Online learning to rank: a ranker that is shown to users and learns from their clicks, each user being a client."""
+"""Online learning to rank: each client is a user whose clicks on rankings train the ranker."""

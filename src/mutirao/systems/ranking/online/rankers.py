@@ -1,6 +1,6 @@
-"""Rankers that learn a document at a time: f(x) = w x, or a network with one hidden layer, in NumPy.
+"""Rankers in NumPy: linear, f(x) = w x, or a network with one hidden layer.
 
-A round has a model for each user, of a few hundred numbers, and ten documents a step: nothing torch would be good for.
+Each user has a model of a few hundred weights and ten documents a step, too little for torch to be faster.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from mutirao.core.arrays import Arrays
 from mutirao.randomness import rng
 
 Floats = npt.NDArray[np.float64]
-START = 0.01  # length of the first linear model, as in the authors' code
+START = 0.01  # norm of the initial linear model, as in the authors' code
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,12 @@ class Linear:
     features: int
 
     def initial(self, seed: int) -> Arrays:
-        """A direction of the seed's, of length 0.01."""
+        """A random direction of norm 0.01."""
         w = rng(seed, 0, "initial").standard_normal(self.features)
         return {"weight": (START * w / np.linalg.norm(w)).astype(np.float32)}
 
     def score(self, model: Arrays, x: Floats) -> Floats:
-        """What the documents are ranked by."""
+        """The scores of documents."""
         return np.asarray(x @ model["weight"])
 
     def gradient(self, model: Arrays, x: Floats, weights: Floats) -> Arrays:
@@ -37,21 +37,21 @@ class Linear:
 
 @dataclass(frozen=True)
 class Network:
-    """f(x) = w2 relu(W1 x + b1): PDGD's derivative goes through any model that has one."""
+    """f(x) = w2 relu(W1 x + b1): PDGD works with any differentiable ranker."""
 
     features: int
     hidden: int
 
     def initial(self, seed: int) -> Arrays:
-        """Weights of deviation 1 / sqrt(inputs)."""
+        """Random weights of standard deviation 1 / sqrt(inputs)."""
         draw = rng(seed, 0, "initial")
         first = draw.standard_normal((self.features, self.hidden)) / np.sqrt(self.features)
         second = draw.standard_normal(self.hidden) / np.sqrt(self.hidden)
-        made = {"first": first, "bias": np.zeros(self.hidden), "second": second}
-        return {name: value.astype(np.float32) for name, value in made.items()}
+        arrays = {"first": first, "bias": np.zeros(self.hidden), "second": second}
+        return {name: value.astype(np.float32) for name, value in arrays.items()}
 
     def score(self, model: Arrays, x: Floats) -> Floats:
-        """What the documents are ranked by."""
+        """The scores of documents."""
         return np.asarray(self.inside(model, x) @ model["second"])
 
     def gradient(self, model: Arrays, x: Floats, weights: Floats) -> Arrays:

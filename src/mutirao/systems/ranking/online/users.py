@@ -1,7 +1,7 @@
-"""A user that searches: it is shown rankings, clicks, and learns from each click before the next query (PDGD).
+"""Simulated users that search, see rankings, click, and update the ranker after each click (PDGD).
 
-A round is `interactions` queries of each user. What leaves is the model that came of them, how many they were, and, as
-this is a simulation that knows the grades, how good the rankings were that the user saw.
+A round is `interactions` queries of each user. A user sends its updated model, the number of interactions, and, as the
+simulation has the grades, how good the rankings were that it saw.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,34 +18,34 @@ from mutirao.errors import Refused
 from mutirao.randomness import rng
 from mutirao.systems.ranking.online.click_models import click_documents
 from mutirao.systems.ranking.online.fpdgd_noise import Shares
-from mutirao.systems.ranking.online.pdgd import draw_rankings, weigh_documents
+from mutirao.systems.ranking.online.pdgd import document_weights, sample_rankings
 from mutirao.systems.ranking.online.rankers import Linear, Ranker
-from mutirao.systems.ranking.online.shown_lists import User, judge_shown
+from mutirao.systems.ranking.online.shown_lists import User, shown_ndcg
 from mutirao.training.lr_schedules import Constant, Schedule, factor_of
 
 Ints = npt.NDArray[np.int64]
-NEXT = "online.next"  # where a user stands in its log
+NEXT = "online.next"  # a user's position in its log
 AT_ONCE = 256  # users whose lists are in memory at a time
 
 
 @dataclass(eq=False)
-class Turn:
-    """A user's part in a round: its model as it goes on, the queries to come, what was found of the rankings shown."""
+class UserSession:
+    """A user in one round: its model as it is updated, its queries, and nDCG and loss of the rankings shown so far."""
 
     user: User
     model: Arrays
     queries: Ints
-    rate: float
+    lr: float
     draw: np.random.Generator
     ndcg: list[float] = field(default_factory=list)
-    lost: list[float] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Searching:
-    """A handler that answers for users, one by one or for `many`: the same numbers either way.
+class SearchHandler:
+    """A handler that answers for one user, or for `many` with the same numbers.
 
-    `parties` is how many users a round has, who make up the noise together if there are `shares` of it.
+    `parties` is the number of users in a round, whose `shares` of noise add up to Laplace noise.
     """
 
     ranker: Ranker = Linear(1)
@@ -58,100 +58,105 @@ class Searching:
 
     @property
     def provides(self) -> frozenset[str]:
-        """nDCG of the rankings shown, and what they lacked where there was something to find; means over the round."""
+        """Mean nDCG of the rankings shown, and mean 1 - nDCG where there were relevant documents."""
         return frozenset({"metrics:shown_ndcg", "metrics:shown_loss"})
 
     @property
     def private(self) -> bool:
-        """Whether it adds noise by itself."""
+        """Whether it adds noise itself."""
         return self.shares is not None
 
     def __call__(self, request: Request, site: Site) -> Reply:
-        """The answer of one user."""
-        turn = self.begin(request, site)
-        self.learn([turn])
-        return self.end(request, site, turn)
+        """The reply of one user."""
+        session = self.begin(request, site)
+        self.learn([session])
+        return self.end(request, site, session)
 
     def many(self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]) -> dict[ClientId, Any]:
-        """The answers of many users, whose steps are made side by side."""
+        """The replies of many users, whose steps are computed together."""
         out: dict[ClientId, Reply | Failure] = {}
         names = sorted(requests)
         for i in range(0, len(names), AT_ONCE):
-            turns: dict[ClientId, Turn] = {}
+            sessions: dict[ClientId, UserSession] = {}
             for client in names[i : i + AT_ONCE]:
                 try:
-                    turns[client] = self.begin(requests[client], sites[client])
+                    sessions[client] = self.begin(requests[client], sites[client])
                 except (ValueError, TypeError, LookupError, Refused) as error:
-                    out[client] = failure_of(error)  # its own failure alone
-            self.learn(list(turns.values()))
-            out |= {client: self.end(requests[client], sites[client], turn) for client, turn in turns.items()}
+                    out[client] = failure_of(error)  # the other users continue
+            self.learn(list(sessions.values()))
+            out |= {client: self.end(requests[client], sites[client], own) for client, own in sessions.items()}
         return out
 
-    def begin(self, request: Request, site: Site) -> Turn:
-        """What the user will ask: queries drawn from its own, or those that come next in its log."""
+    def begin(self, request: Request, site: Site) -> UserSession:
+        """Choose the user's queries: sampled from its own, or those that come next in its log."""
         read_hyperparameters(request.config, ())
         user = site.data
         if request.do != "train":
-            raise ValueError(f"users who search can train, not {request.do!r}")
+            raise ValueError(f"users can only answer 'train', not {request.do!r}")
         if not isinstance(user, User):
-            raise ValueError(f"holds {type(user).__name__}, not lists of documents")
+            raise ValueError(f"expected a user with lists of documents, got {type(user).__name__}")
         if not len(user):
-            raise ValueError("has no queries to ask")
-        seed, round = int(request.config["seed"]), int(request.config["round"])
+            raise ValueError("the user has no queries")
+        seed = int(request.config["seed"])
+        round = int(request.config["round"])
         draw = rng(seed, round, "interactions", site.id)
-        if user.log:
+        if user.is_log:
             begin = int(site.state.get(NEXT, np.zeros((), np.int64)))
-            which = (begin + np.arange(self.interactions)) % len(user)  # who is through begins anew
+            which = (begin + np.arange(self.interactions)) % len(user)  # at its end the log starts again
             site.state[NEXT] = np.array((begin + self.interactions) % len(user), np.int64)
         else:
             which = draw.integers(len(user), size=self.interactions)
         model = {name: value.astype(np.float64) for name, value in request.arrays.items()}
-        return Turn(user, model, user.queries[which], self.lr * factor_of(self.schedule, round), draw)
+        return UserSession(user, model, user.queries[which], self.lr * factor_of(self.schedule, round), draw)
 
-    def learn(self, turns: Sequence[Turn]) -> None:
+    def learn(self, sessions: Sequence[UserSession]) -> None:
         """All interactions of these users, one after the other."""
-        with np.errstate(over="ignore", invalid="ignore"):  # training that diverges is named by the round
-            for step in range(self.interactions if turns else 0):
-                self.interact(turns, step)
+        with np.errstate(over="ignore", invalid="ignore"):  # the round reports training that diverges
+            for step in range(self.interactions if sessions else 0):
+                self.interact(sessions, step)
 
-    def interact(self, turns: Sequence[Turn], step: int) -> None:
-        """One query of each: a ranking is drawn and shown, clicks follow, and the model moves."""
-        asked = [(turn.user.lists, int(turn.queries[step])) for turn in turns]
+    def interact(self, sessions: Sequence[UserSession], step: int) -> None:
+        """One query of each user: sample and show a ranking, sample clicks, update the model."""
+        asked = [(session.user.lists, int(session.queries[step])) for session in sessions]
         x = [lists.features(query) for lists, query in asked]
         sizes = np.array([len(rows) for rows in x])
         begins = np.cumsum(sizes) - sizes
         grades = np.concatenate([lists.grades_of(query) for lists, query in asked])
-        scores = np.concatenate([self.ranker.score(turn.model, rows) for turn, rows in zip(turns, x, strict=True)])
-        draws = [turn.draw.random(len(rows) + 2 * self.shown) for turn, rows in zip(turns, x, strict=True)]
-        first = np.concatenate([u[: len(rows)] for u, rows in zip(draws, x, strict=True)])
-        later = np.stack([u[-2 * self.shown :].reshape(2, self.shown) for u in draws], axis=1)
+        scores = np.concatenate([self.ranker.score(s.model, rows) for s, rows in zip(sessions, x, strict=True)])
+        # Each user's numbers come from its own generator, so that they do not depend on who else is computed with it.
+        draws = [s.draw.random(len(rows) + 2 * self.shown) for s, rows in zip(sessions, x, strict=True)]
+        ranking_draws = np.concatenate([u[: len(rows)] for u, rows in zip(draws, x, strict=True)])
+        click_draws = np.stack([u[-2 * self.shown :].reshape(2, self.shown) for u in draws], axis=1)
 
-        documents, rest = draw_rankings(scores, sizes, first, self.shown)
+        documents, rest = sample_rankings(scores, sizes, ranking_draws, self.shown)
         there = documents >= 0
-        seen = np.where(there, scores[documents], -np.inf)
-        found = np.where(there, grades[documents], 0)
-        tables = np.array([(turn.user.clicks.click, turn.user.clicks.stop) for turn in turns])
-        click, stop = (tables[np.arange(len(turns))[:, None], k, found] for k in (0, 1))
-        clicks = click_documents(np.where(there, click, 0.0), stop, later)
-        weights = weigh_documents(seen, rest, clicks)
+        shown_scores = np.where(there, scores[documents], -np.inf)
+        shown_grades = np.where(there, grades[documents], 0)
+        tables = np.array([(session.user.clicks.click, session.user.clicks.stop) for session in sessions])
+        rows_of_tables = np.arange(len(sessions))[:, None]
+        click = tables[rows_of_tables, 0, shown_grades]
+        stop = tables[rows_of_tables, 1, shown_grades]
+        clicks = click_documents(np.where(there, click, 0.0), stop, click_draws)
+        weights = document_weights(shown_scores, rest, clicks)
 
-        ndcg, answerable = judge_shown(found, np.stack([lists.best[query] for lists, query in asked]))
-        for i, turn in enumerate(turns):
-            turn.ndcg.append(float(ndcg[i]))
-            turn.lost.append(float(1 - ndcg[i]) if answerable[i] else 0.0)
+        ndcg, has_relevant = shown_ndcg(shown_grades, np.stack([lists.best[query] for lists, query in asked]))
+        for i, session in enumerate(sessions):
+            session.ndcg.append(float(ndcg[i]))
+            session.loss.append(float(1 - ndcg[i]) if has_relevant[i] else 0.0)
             if weights[i].any():
                 rows = x[i][documents[i, there[i]] - begins[i]]
-                pull = self.ranker.gradient(turn.model, rows, weights[i, there[i]])
-                turn.model = {name: value + turn.rate * pull[name] for name, value in turn.model.items()}
+                gradient = self.ranker.gradient(session.model, rows, weights[i, there[i]])
+                session.model = {name: value + session.lr * gradient[name] for name, value in session.model.items()}
                 if self.shares:
-                    turn.model = self.shares.cut(turn.model)
+                    session.model = self.shares.clip(session.model)
 
-    def end(self, request: Request, site: Site, turn: Turn) -> Reply:
-        """The model as it leaves, and how good the rankings were."""
-        model = turn.model
+    def end(self, request: Request, site: Site, session: UserSession) -> Reply:
+        """The reply: the model, with noise if that is set, and how good the rankings were."""
+        model = session.model
         if self.shares:
-            seed, round = int(request.config["seed"]), int(request.config["round"])
-            model = self.shares.add(self.shares.cut(model), self.parties, seed, round, site.id)
+            seed = int(request.config["seed"])
+            round = int(request.config["round"])
+            model = self.shares.add(self.shares.clip(model), self.parties, seed, round, site.id)
         arrays = {name: cast_to(value, request.arrays[name].dtype) for name, value in model.items()}
-        metrics = {"shown_ndcg": float(np.mean(turn.ndcg)), "shown_loss": float(np.mean(turn.lost))}
+        metrics = {"shown_ndcg": float(np.mean(session.ndcg)), "shown_loss": float(np.mean(session.loss))}
         return Reply(arrays, {}, metrics, n=self.interactions)
