@@ -226,7 +226,7 @@ def test_no_other_port_leads_around_the_door(federation: Federation) -> None:
 def test_a_flower_that_checks_keys_in_another_way_is_not_started() -> None:
     for layers, keys_asked in (([], True), ([Middleware(NodeAuthMiddleware)], False)):
         state = SimpleNamespace(enable_supernode_auth=keys_asked)
-        with pytest.raises(SystemExit, match="checks the keys of sites in another way; mutirao was checked with flwr"):
+        with pytest.raises(SystemExit, match="authenticates sites in another way; mutirao was checked with flwr"):
             add_middleware(SimpleNamespace(user_middleware=layers, state=state), "0" * 64)
 
 

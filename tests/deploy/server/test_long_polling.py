@@ -50,10 +50,10 @@ class Flower:
 class Caller:
     """One who asks; `hang_up` ends the connection."""
 
-    def __init__(self, holding: LongPolling, path: str, request: Any) -> None:
+    def __init__(self, polling: LongPolling, path: str, request: Any) -> None:
         self.gone, self.answers = asyncio.Event(), 0
         self.scope: dict[str, Any] = {"type": "http", "path": path, "state": {"protobuf_request": request}}
-        self.task = asyncio.ensure_future(holding(self.scope, self.receive, self.send))
+        self.task = asyncio.ensure_future(polling(self.scope, self.receive, self.send))
 
     async def receive(self) -> dict[str, Any]:
         await self.gone.wait()
@@ -81,22 +81,22 @@ async def a_while() -> None:
         await asyncio.sleep(0)
 
 
-def play(scene: Callable[[Flower, LongPolling], Awaitable[None]], seconds: float = 60.0) -> None:
+def play(scenario: Callable[[Flower, LongPolling], Awaitable[None]], seconds: float = 60.0) -> None:
     async def stage() -> None:
         flower = Flower()
-        holding = LongPolling(flower, seconds)
-        await scene(flower, holding)
-        assert not holding.awaited  # nothing is left of a question that was answered
+        polling = LongPolling(flower, seconds)
+        await scenario(flower, polling)
+        assert not polling.pending  # nothing is left of a request that was answered
 
     asyncio.run(stage())
 
 
 def test_a_site_hears_of_a_message_when_it_comes_and_no_other_site_is_woken() -> None:
-    async def scene(flower: Flower, holding: LongPolling) -> None:
-        mine, other = Caller(holding, PULL, pull(1)), Caller(holding, PULL, pull(2))
+    async def scenario(flower: Flower, polling: LongPolling) -> None:
+        mine, other = Caller(polling, PULL, pull(1)), Caller(polling, PULL, pull(2))
         await a_while()
         assert not mine.task.done()
-        await Caller(holding, "/v1/runtime/push-messages", push(1)).told()
+        await Caller(polling, "/v1/runtime/push-messages", push(1)).told()
         assert len((await mine.told()).messages_list) == 1
         await a_while()
         assert not other.task.done()
@@ -104,86 +104,86 @@ def test_a_site_hears_of_a_message_when_it_comes_and_no_other_site_is_woken() ->
         other.gone.set()
         assert not (await other.told()).messages_list
 
-    play(scene)
+    play(scenario)
 
 
 def test_what_is_there_is_answered_at_once() -> None:
-    async def scene(flower: Flower, holding: LongPolling) -> None:
+    async def scenario(flower: Flower, polling: LongPolling) -> None:
         flower.messages[1] = [Message()]
-        assert len((await Caller(holding, PULL, pull(1)).told()).messages_list) == 1
+        assert len((await Caller(polling, PULL, pull(1)).told()).messages_list) == 1
         assert flower.asked == [PULL]
 
-    play(scene)
+    play(scenario)
 
 
 @pytest.mark.parametrize("side", ["fleet", "runtime"])
 def test_a_part_that_was_announced_is_waited_for_and_an_unknown_one_is_not(side: str) -> None:
-    async def scene(flower: Flower, holding: LongPolling) -> None:
+    async def scenario(flower: Flower, polling: LongPolling) -> None:
         path = f"/v1/{side}/pull-object"
-        both = [Caller(holding, path, PullObjectRequest(object_id="part")) for _ in range(2)]
-        assert not (await Caller(holding, path, PullObjectRequest(object_id="other")).told()).object_found
+        both = [Caller(polling, path, PullObjectRequest(object_id="part")) for _ in range(2)]
+        assert not (await Caller(polling, path, PullObjectRequest(object_id="other")).told()).object_found
         assert not any(one.task.done() for one in both)
         brought = PushObjectRequest(object_id="part", object_content=b"1")
-        await Caller(holding, "/v1/fleet/push-object", brought).told()
+        await Caller(polling, "/v1/fleet/push-object", brought).told()
         assert [(await one.told()).object_available for one in both] == [True, True]
 
-    play(scene)
+    play(scenario)
 
 
 def test_the_servers_own_process_is_not_held_when_it_asks_for_replies() -> None:
-    async def scene(flower: Flower, holding: LongPolling) -> None:
-        assert not (await Caller(holding, "/v1/runtime/pull-messages", PullAppMessagesRequest()).told()).messages_list
+    async def scenario(flower: Flower, polling: LongPolling) -> None:
+        assert not (await Caller(polling, "/v1/runtime/pull-messages", PullAppMessagesRequest()).told()).messages_list
 
-    play(scene)
+    play(scenario)
 
 
 def test_after_its_time_a_question_gets_the_answer_it_had() -> None:
-    async def scene(flower: Flower, holding: LongPolling) -> None:
-        assert not (await Caller(holding, PULL, pull(1)).told()).messages_list
+    async def scenario(flower: Flower, polling: LongPolling) -> None:
+        assert not (await Caller(polling, PULL, pull(1)).told()).messages_list
         assert flower.asked == [PULL]
 
-    play(scene, seconds=0.01)
+    play(scenario, seconds=0.01)
 
 
 def test_a_message_is_not_taken_for_one_who_hung_up() -> None:
-    async def scene(flower: Flower, holding: LongPolling) -> None:
-        gone = Caller(holding, PULL, pull(1))
+    async def scenario(flower: Flower, polling: LongPolling) -> None:
+        gone = Caller(polling, PULL, pull(1))
         await a_while()
         gone.gone.set()
-        await Caller(holding, "/v1/runtime/push-messages", push(1)).told()
+        await Caller(polling, "/v1/runtime/push-messages", push(1)).told()
         await gone.told()
         assert flower.messages[1]
 
-    play(scene)
+    play(scenario)
 
 
 def test_of_two_questions_of_one_site_the_newer_one_waits_on() -> None:
-    async def scene(flower: Flower, holding: LongPolling) -> None:
-        older = Caller(holding, PULL, pull(1))
+    async def scenario(flower: Flower, polling: LongPolling) -> None:
+        older = Caller(polling, PULL, pull(1))
         await a_while()
-        newer = Caller(holding, PULL, pull(1))
+        newer = Caller(polling, PULL, pull(1))
         assert not (await older.told()).messages_list
-        await Caller(holding, "/v1/runtime/push-messages", push(1)).told()
+        await Caller(polling, "/v1/runtime/push-messages", push(1)).told()
         assert len((await newer.told()).messages_list) == 1
 
-    play(scene)
+    play(scenario)
 
 
 def test_all_are_let_go_when_the_process_is_asked_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
-    async def scene(flower: Flower, holding: LongPolling) -> None:
+    async def scenario(flower: Flower, polling: LongPolling) -> None:
         signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
-        await holding({"type": "lifespan"}, lambda: None, lambda message: None)  # type: ignore[arg-type, return-value]
-        held = Caller(holding, PULL, pull(1))
+        await polling({"type": "lifespan"}, lambda: None, lambda message: None)  # type: ignore[arg-type, return-value]
+        held = Caller(polling, PULL, pull(1))
         await a_while()
         signal.raise_signal(signal.SIGTERM)
         assert not (await held.told()).messages_list
-        assert not (await Caller(holding, PULL, pull(2)).told()).messages_list
+        assert not (await Caller(polling, PULL, pull(2)).told()).messages_list
 
     try:
-        play(scene)
+        play(scenario)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

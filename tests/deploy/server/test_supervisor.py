@@ -102,7 +102,7 @@ def test_a_run_that_gives_up_twice_at_the_same_place_is_left_alone(
     server: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = submitted(monkeypatch, gives_up)
-    with pytest.raises(MutiraoError, match=r"round 1 failed again and again.*too few"):
+    with pytest.raises(MutiraoError, match=r"round 1 failed repeatedly.*too few"):
         supervise(server, "quickstart", SETTINGS.items(), seconds=60)
     assert len(calls) == 2
 

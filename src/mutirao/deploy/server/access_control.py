@@ -1,10 +1,10 @@
-"""The door in front of Flower's SuperLink: strangers reach the sites' part alone, and only a secret opens the rest.
+"""Access control for Flower's SuperLink: without the server's secret, only the paths for sites can be reached.
 
 Flower's SuperLink serves three interfaces on one port: Fleet (for SuperNodes, which sign each request), Control (submit
-a run, register a key) and Runtime (for its own processes). The last two ask nobody who they are, so that whoever
-reaches the port could admit a key of their own, or run code on the server. The door passes those two only to who sends
-the secret in the server's folder; from where a request comes says nothing, since behind a forwarder all come from here.
-It also answers `GET /mutirao`: which versions run here, what time it is, whether a key is admitted.
+a run, register a key) and Runtime (for its own processes). Control and Runtime authenticate no client: anyone who
+reaches the port could register a key, or run code on the server. This middleware forwards those two only with the
+secret in the server's folder. The address of a client proves nothing, as behind a proxy all come from this machine.
+It also answers `GET /mutirao`: versions, time, and whether a key is admitted.
 """
 
 import base64
@@ -29,32 +29,37 @@ SECRET_HEADER = "x-mutirao-secret"
 
 
 class AccessControl:
-    """Around an ASGI application: without the secret only the sites' paths, `/health` and `/mutirao` can be reached."""
+    """ASGI middleware: without the secret, only Fleet, `/health` and `/mutirao` can be reached."""
 
     def __init__(self, app: App, secret: str, node_of: Callable[[bytes], int | None]) -> None:
-        self.app, self.secret, self.node_of = app, secret.encode(), node_of
+        self.app = app
+        self.secret = secret.encode()
+        self.node_of = node_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, answer it, or refuse it."""
+        """Forward a request, answer it, or refuse it."""
         if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
-        path, inside = str(scope.get("path", "")), self.is_inside(scope)
-        if scope["type"] == "http" and path == INFO_PATH:
-            return await send_json(send, 200, self.about(scope, inside))
-        if not (inside or (scope["type"] == "http" and (path.startswith(FLEET_PATH) or path == "/health"))):
-            if scope["type"] != "http":
+        path = str(scope.get("path", ""))
+        is_http = scope["type"] == "http"
+        has_secret = self.has_secret(scope)
+        if is_http and path == INFO_PATH:
+            return await send_json(send, 200, self.info(scope, has_secret))
+        is_public = is_http and (path.startswith(FLEET_PATH) or path == "/health")
+        if not (has_secret or is_public):
+            if not is_http:
                 return await send({"type": "websocket.close", "code": 1008})
-            return await send_json(send, 403, {"error": "this part of the server asks for the server's secret"})
+            return await send_json(send, 403, {"error": "this part of the server requires the server's secret"})
         headers = [(name, value) for name, value in scope.get("headers", []) if name != SECRET_HEADER.encode()]
         return await self.app({**scope, "headers": headers}, receive, send)
 
-    def is_inside(self, scope: Scope) -> bool:
+    def has_secret(self, scope: Scope) -> bool:
         """Whether a request carries the secret, exactly once."""
         sent = [value for name, value in scope.get("headers", []) if name == SECRET_HEADER.encode()]
         return len(sent) == 1 and hmac.compare_digest(bytes(sent[0]), self.secret)
 
-    def about(self, scope: Scope, inside: bool) -> dict[str, Any]:
-        """What a site's doctor asks; those who run the server are told Flower's number of a site, too."""
+    def info(self, scope: Scope, has_secret: bool) -> dict[str, Any]:
+        """Time, versions, and whether the key in the headers is admitted; with the secret also its node id."""
         facts: dict[str, Any] = {"time": time.time(), "versions": versions()}
         key = dict(scope.get("headers", [])).get(KEY_HEADER.encode())
         if key is not None:
@@ -63,14 +68,14 @@ class AccessControl:
             except (binascii.Error, ValueError):
                 node = None
             facts["admitted"] = node is not None
-            if inside:
+            if has_secret:
                 facts["node"] = node
         return facts
 
 
 async def send_json(send: Send, status: int, content: dict[str, Any]) -> None:
-    """Send JSON."""
-    body = json.dumps(content).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    """Send a JSON response."""
+    payload = json.dumps(content).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(payload)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": payload})

@@ -1,4 +1,4 @@
-"""Which sites the running SuperLink lets in, and which of its clients each of them may be: both by the site's key."""
+"""Admit and dismiss sites by their public keys; a key also determines which client a site may be."""
 
 from pathlib import Path
 
@@ -9,11 +9,11 @@ from mutirao.deploy.policy.privacy_ledger import append_event
 from mutirao.deploy.server.control_calls import node_id_in, register, unregister
 from mutirao.errors import ConfigError, MutiraoError
 
-SAMPLES = "samples.toml"  # of a line a client, such as: recife = 4000
+SAMPLES = "samples.toml"  # one line per client, such as: recife = 4000
 
 
 def admit(folder: Path, public_key: Path) -> None:
-    """Tell the running SuperLink to let in whoever holds the private key to this; again does no harm."""
+    """Register a site's public key at the running SuperLink; does nothing if it is admitted already."""
     server = load_server(folder)
     if is_admitted(server, public_key):
         return
@@ -31,12 +31,12 @@ def admit(folder: Path, public_key: Path) -> None:
 
 
 def is_admitted(server: Server, public_key: Path) -> bool:
-    """Whether the running SuperLink knows this key."""
+    """Whether this key is registered at the running SuperLink."""
     return node_id_of(server, public_key) is not None
 
 
 def node_id_of(server: Server, public_key: Path) -> int | None:
-    """Flower's number of the site that has this key; None if it was not admitted."""
+    """The node id of the site with this key; None if it was not admitted."""
     try:
         return node_id_in(server, public_key_pem(public_key))
     except (OSError, ValueError) as error:
@@ -46,24 +46,24 @@ def node_id_of(server: Server, public_key: Path) -> int | None:
 
 
 def is_entitled(folder: Path, client: str, node: int) -> bool:
-    """Whether the site that was admitted as this client is the one that Flower has given this number."""
+    """Whether the site that was admitted as this client has this node id."""
     server = load_server(folder)
-    held = [key for key in server.sites.glob("*.pub") if client_of_key(key) == client]
+    keys = [key for key in server.sites.glob("*.pub") if client_of_key(key) == client]
     try:
-        return any(node_id_of(server, key) == node for key in held)
-    except MutiraoError:  # the SuperLink is away for a moment; whoever asks will ask again
+        return any(node_id_of(server, key) == node for key in keys)
+    except MutiraoError:  # the SuperLink is unreachable for a moment; the fleet asks again
         return False
 
 
 def admitted_samples(folder: Path) -> dict[str, int]:
-    """How many samples each client was admitted with, as `samples.toml` in the server's folder says, if it is there."""
+    """Number of samples each client was admitted with, from `samples.toml` in the server's folder, if there is one."""
     path = folder / SAMPLES
     table = read_toml(path) if path.exists() else {}
     return {client: coerce(f"{path}: {client}", n, int, low=1) for client, n in table.items()}
 
 
 def dismiss(folder: Path, name: str) -> None:
-    """Shut a site out: its key is good no more, and is kept as `NAME.pub.dismissed`."""
+    """Shut a site out: its key is revoked, and kept as `NAME.pub.dismissed`."""
     server = load_server(folder)
     key = server.key_of(name)
     if not key.exists():

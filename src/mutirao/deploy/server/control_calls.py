@@ -1,4 +1,4 @@
-"""Calls to a running server: what anybody may ask it, and what only those who hold its secret may."""
+"""HTTP calls to a running server: public information, and Flower's Control API, which requires the secret."""
 
 import base64
 import json
@@ -13,7 +13,7 @@ from mutirao.deploy.layout import Server
 from mutirao.deploy.server.access_control import INFO_PATH, KEY_HEADER, SECRET_HEADER
 from mutirao.errors import MutiraoError
 
-MAX_BYTES = 2**24  # bytes of an answer that are read: the entries of some ten thousand sites
+MAX_BYTES = 2**24  # of an answer that are read: enough for some ten thousand sites
 
 
 def server_info(
@@ -37,29 +37,29 @@ def server_info(
     except RecursionError:
         content = None
     if not isinstance(content, dict) or not isinstance(content.get("versions"), dict):
-        raise ValueError("what answers there is no server of Mutirão")
+        raise ValueError("the answer is not from a server of Mutirão")
     return content
 
 
 def node_id_in(server: Server, public_key: bytes) -> int | None:
-    """Flower's number of the site that has this key, as the server on this machine tells; None if it has none."""
+    """The node id of the site with this key, by the server on this machine; None if the key is unknown."""
     facts = server_info(server.here, server.ca, public_key, direct=True, secret=read_secret(server.secret))
     if "node" not in facts:
         raise MutiraoError(
-            f"the SuperLink was started with another secret than {server.secret}; {restart_command(server)}"
+            f"the SuperLink was started with a secret other than that in {server.secret}; {restart_command(server)}"
         )
     return int(facts["node"]) if facts["node"] is not None else None
 
 
 def register(server: Server, public_key: bytes) -> None:
-    """Let in whoever holds the private half of this key: `flwr supernode register`, in a tenth of its time."""
+    """Register a site's public key: as `flwr supernode register`, in a tenth of its time."""
     from flwr.proto.control_pb2 import RegisterNodeRequest
 
     control_call(server, "register-node", RegisterNodeRequest(public_key=public_key).SerializeToString())
 
 
 def unregister(server: Server, node: int) -> None:
-    """Let a site in no more: `flwr supernode unregister`."""
+    """Unregister a site: as `flwr supernode unregister`."""
     from flwr.proto.control_pb2 import UnregisterNodeRequest
 
     control_call(server, "unregister-node", UnregisterNodeRequest(node_id=node).SerializeToString())
@@ -67,23 +67,25 @@ def unregister(server: Server, node: int) -> None:
 
 @dataclass(frozen=True)
 class SiteConnection:
-    """What the SuperLink knows of an admitted site: whether it is there, and since when it is or is not (UTC)."""
+    """Whether an admitted site is connected, and since when that has been so (UTC)."""
 
     online: bool = False
     since: str = ""
 
 
 def site_connections(server: Server) -> dict[str, SiteConnection]:
-    """The admitted sites by the fingerprint of their keys: `flwr supernode list`. OSError or ValueError if it fails."""
+    """The admitted sites by key fingerprint: as `flwr supernode list`. OSError or ValueError if it fails."""
     from flwr.proto.control_pb2 import ListNodesRequest, ListNodesResponse
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     try:
-        told = ListNodesResponse.FromString(control_call(server, "list-nodes", ListNodesRequest().SerializeToString()))
+        response = ListNodesResponse.FromString(
+            control_call(server, "list-nodes", ListNodesRequest().SerializeToString())
+        )
     except DecodeError as error:
         raise ValueError(f"the list of sites cannot be read: {error}") from error
     found: dict[str, SiteConnection] = {}
-    for node in told.nodes_info:
+    for node in response.nodes_info:
         online = node.status == "online"
         if node.status != "unregistered":  # a key that was dismissed and admitted again has two entries
             since = node.last_activated_at if online else node.last_deactivated_at
@@ -100,12 +102,12 @@ def control_call(server: Server, call: str, content: bytes) -> bytes:
 
 
 def restart_command(server: Server) -> str:
-    """What mends a server whose processes and folder do not know the same secret."""
+    """The remedy for a server whose processes and folder have different secrets, or versions of mutirao."""
     return f"start it again: mutirao site down {server.folder}, then up"
 
 
 def fetch(request: urllib.request.Request, ca: Path, seconds: float, direct: bool) -> bytes:
-    """What is answered to a request, by a server whose certificate is signed by `ca`."""
+    """The response to a request, from a server whose certificate is signed by `ca`."""
     context = ssl.create_default_context(cafile=str(ca))
     proxies = urllib.request.ProxyHandler({} if direct else None)
     opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), proxies)

@@ -1,7 +1,6 @@
-"""Flower's own commands on the server's machine, with the secret that opens the door: `flwr`, and what its SuperLink
-starts.
+"""Flower's commands (`flwr`, and those that its SuperLink starts) with the server's secret in their requests.
 
-`mutirao site up` writes them into `FOLDER/bin`, which stands first in the SuperLink's PATH.
+`mutirao site up` writes them into `FOLDER/bin`, which comes first in the SuperLink's PATH.
 """
 
 import importlib
@@ -25,7 +24,7 @@ COMMANDS = {
 
 
 def main() -> None:
-    """`insider FOLDER COMMAND ...`: the command with its own arguments, for the server of this folder."""
+    """`flwr_command FOLDER COMMAND ...`: one of Flower's commands with its arguments, for the server of this folder."""
     folder, name = Path(sys.argv[1]), sys.argv[2]
     sys.argv = [name, *sys.argv[3:]]
     try:
@@ -42,7 +41,7 @@ def main() -> None:
 
 
 def send_secret(server: Server, secret: str) -> None:
-    """Let Flower's clients send the secret with each request, over TLS to this very server and to no other."""
+    """Add the secret to each request of Flower's clients to this server, over TLS, and to no other server."""
     from flwr.supercore.address import resolve_bind_address
 
     own = {f"https://{server.here}", f"https://{resolve_bind_address(f'{bracket(server.host)}:{server.port}')}"}

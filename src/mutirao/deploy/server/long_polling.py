@@ -1,9 +1,8 @@
-"""Whoever asks the SuperLink for what is not there yet is answered when it comes, instead of "not yet" at once.
+"""Long polling for Flower's SuperLink.
 
-A SuperNode of Flower's that hears of no message asks again after 3 seconds, and whoever is told of a message before all
-its parts have come waits one second for them, then two, then four. Neither can be set. So such a question is held until
-somebody brings what it asks for, or whoever asked goes away or asks anew, or its time is over. Answers stay what they
-are, and are given by Flower alone.
+A SuperNode without a message polls again after 3 seconds, and a node that waits for the objects of a message retries
+after 1, 2, 4 ... seconds. Neither interval can be configured. This ASGI middleware holds such requests until a message
+or an object arrives, the client disconnects, or `max_wait` seconds have passed. Responses are Flower's, unchanged.
 """
 
 import asyncio
@@ -13,126 +12,132 @@ from typing import Any
 
 from mutirao.deploy.server.access_control import FLEET_PATH, App, Receive, Scope, Send
 
-Resource = tuple[str, Any]  # a node for which there is a message, or an object
+Resource = tuple[str, Any]  # ("node", its id): a message to that node; ("object", its id): an object
 
-RUNTIME_PATH = "/v1/runtime/"  # of the server's own
-MAX_WAIT = 20.0  # seconds; a SuperNode takes 30 without an answer for a failure
-MAX_PENDING = 1000  # questions that are held at once
+RUNTIME_PATH = "/v1/runtime/"  # of the server's own processes
+MAX_WAIT = 20.0  # seconds; a SuperNode gives up after 30
+MAX_PENDING = 1000  # requests held at once
 
 
 class LongPolling:
-    """Around Flower's handlers: holds questions for messages to a site, and for objects, that are not there yet."""
+    """ASGI middleware around Flower's handlers: holds requests for messages and objects that have not arrived yet."""
 
-    def __init__(self, app: App, seconds: float = MAX_WAIT) -> None:
-        self.app, self.seconds = app, seconds
-        self.awaited: dict[Resource, set[asyncio.Event]] = {}
-        self.ending = False
+    def __init__(self, app: App, max_wait: float = MAX_WAIT) -> None:
+        self.app = app
+        self.max_wait = max_wait
+        self.pending: dict[Resource, set[asyncio.Event]] = {}
+        self.is_closing = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or hold it; tell of what it brings."""
+        """Forward a request, or hold it; then wake the requests that wait for what it brought."""
         if scope["type"] == "lifespan":
-            self.end_with_process()
+            self.release_on_signals()
         request = scope.get("state", {}).get("protobuf_request") if scope["type"] == "http" else None
-        side, _, call = str(scope.get("path", "")).rpartition("/")
+        folder, _, call = str(scope.get("path", "")).rpartition("/")
+        path = f"{folder}/"
         if request is None:
             await self.app(scope, receive, send)
-        elif (wanted := event_awaited_by(f"{side}/", call, request)) is not None:
-            await self.hold(wanted, scope, receive, send)
+        elif (resource := requested_resource(path, call, request)) is not None:
+            await self.hold(resource, scope, receive, send)
         else:
             await self.app(scope, receive, send)
-            for brought in events_of(f"{side}/", call, request):
-                self.tell(brought)
+            for arrived in delivered_resources(path, call, request):
+                self.wake(arrived)
 
-    async def hold(self, wanted: Resource, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer at once if there is anything, else when it comes."""
-        if wanted[0] == "node":
-            self.tell(wanted)  # a site asks one question at a time: an older one is of a process that is gone
-        news = asyncio.Event()
-        self.awaited.setdefault(wanted, set()).add(news)  # before we look, so that nothing comes in between unseen
+    async def hold(self, resource: Resource, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer at once if the resource is there, else when it arrives."""
+        if resource[0] == "node":
+            self.wake(resource)  # a node polls once at a time: an older request is of a process that has ended
+        arrival = asyncio.Event()
+        # Registered before the first look, so that nothing can arrive unseen in between.
+        self.pending.setdefault(resource, set()).add(arrival)
         try:
-            answer = await self.ask(scope, receive)
-            if is_not_available_yet(scope) and len(self.awaited) <= MAX_PENDING and await self.comes(news, receive):
-                answer = await self.ask(scope, receive)
+            response = await self.respond(scope, receive)
+            if is_not_available_yet(scope) and len(self.pending) <= MAX_PENDING and await self.wait(arrival, receive):
+                response = await self.respond(scope, receive)
         finally:
-            self.awaited[wanted].discard(news)
-            if not self.awaited[wanted]:
-                del self.awaited[wanted]
-        for message in answer:
+            self.pending[resource].discard(arrival)
+            if not self.pending[resource]:
+                del self.pending[resource]
+        for message in response:
             await send(message)
 
-    async def ask(self, scope: Scope, receive: Receive) -> list[MutableMapping[str, Any]]:
-        """What Flower answers; the request has been read and proven, so that it can be asked again."""
-        said: list[MutableMapping[str, Any]] = []
+    async def respond(self, scope: Scope, receive: Receive) -> list[MutableMapping[str, Any]]:
+        """Flower's response; the request was read and authenticated, so it can be handled twice."""
+        messages: list[MutableMapping[str, Any]] = []
 
-        async def note(message: MutableMapping[str, Any]) -> None:
-            said.append(message)
+        async def collect(message: MutableMapping[str, Any]) -> None:
+            messages.append(message)
 
-        await self.app(dict(scope), receive, note)
-        return said
+        await self.app(dict(scope), receive, collect)
+        return messages
 
-    async def comes(self, news: asyncio.Event, receive: Receive) -> bool:
-        """Wait; whether something came while whoever asked was still there to be told."""
-        if self.ending:
+    async def wait(self, arrival: asyncio.Event, receive: Receive) -> bool:
+        """Wait for an arrival; whether it came while the client was still connected."""
+        if self.is_closing:
             return False
-        coming, leaving = asyncio.ensure_future(news.wait()), asyncio.ensure_future(wait_for_disconnect(receive))
+        arriving = asyncio.ensure_future(arrival.wait())
+        leaving = asyncio.ensure_future(wait_for_disconnect(receive))
         try:
-            await asyncio.wait([coming, leaving], timeout=self.seconds, return_when=asyncio.FIRST_COMPLETED)
-            return coming.done() and not leaving.done() and not self.ending
+            await asyncio.wait([arriving, leaving], timeout=self.max_wait, return_when=asyncio.FIRST_COMPLETED)
+            return arriving.done() and not leaving.done() and not self.is_closing
         finally:
-            coming.cancel()
+            arriving.cancel()
             leaving.cancel()
 
-    def tell(self, brought: Resource) -> None:
-        """Wake those who wait for it."""
-        for news in self.awaited.get(brought, ()):
-            news.set()
+    def wake(self, resource: Resource) -> None:
+        """Wake the requests that wait for this resource."""
+        for arrival in self.pending.get(resource, ()):
+            arrival.set()
 
-    def end_with_process(self) -> None:
-        """Let all go when the process is asked to end: the server waits for its last answer before it does."""
+    def release_on_signals(self) -> None:
+        """Answer all held requests when the process is asked to end: the server waits for its last response."""
         loop = asyncio.get_running_loop()
 
-        def let_all_go() -> None:
-            self.ending = True
-            for wanted in list(self.awaited):
-                self.tell(wanted)
+        def release_all() -> None:
+            self.is_closing = True
+            for resource in list(self.pending):
+                self.wake(resource)
 
-        def after(before: Any) -> Any:
-            def end(number: int, frame: Any) -> None:
-                loop.call_soon_threadsafe(let_all_go)
-                before(number, frame)
+        def release_before(handler: Any) -> Any:
+            def handle(number: int, frame: Any) -> None:
+                loop.call_soon_threadsafe(release_all)
+                handler(number, frame)
 
-            return end
+            return handle
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            if callable(before := signal.getsignal(number)):
-                signal.signal(number, after(before))
+            if callable(handler := signal.getsignal(number)):
+                signal.signal(number, release_before(handler))
 
 
-def event_awaited_by(side: str, call: str, request: Any) -> Resource | None:
-    """What a question is for, if it may be held; the server's own process asks for replies at its own pace."""
-    if call == "pull-object" and side in (FLEET_PATH, RUNTIME_PATH):
+def requested_resource(path: str, call: str, request: Any) -> Resource | None:
+    """The resource that a request may wait for; the server's own process polls for replies at its own pace."""
+    if call == "pull-object" and path in (FLEET_PATH, RUNTIME_PATH):
         return "object", request.object_id
-    return ("node", request.node.node_id) if call == "pull-messages" and side == FLEET_PATH else None
+    if call == "pull-messages" and path == FLEET_PATH:
+        return "node", request.node.node_id
+    return None
 
 
-def events_of(side: str, call: str, request: Any) -> list[Resource]:
-    """What a request brings that others may wait for."""
-    if call == "push-object" and side in (FLEET_PATH, RUNTIME_PATH):
+def delivered_resources(path: str, call: str, request: Any) -> list[Resource]:
+    """The resources that a request delivers."""
+    if call == "push-object" and path in (FLEET_PATH, RUNTIME_PATH):
         return [("object", request.object_id)]
-    if call == "push-messages" and side == RUNTIME_PATH:
+    if call == "push-messages" and path == RUNTIME_PATH:
         return [("node", message.metadata.dst_node_id) for message in request.messages_list]
     return []
 
 
 def is_not_available_yet(scope: Scope) -> bool:
-    """Whether Flower's answer is that there is nothing now and may be something later."""
-    told = scope["state"].get("protobuf_response")
-    if hasattr(told, "object_found"):
-        return bool(told.object_found and not told.object_available)
-    return hasattr(told, "messages_list") and not told.messages_list
+    """Whether Flower's response is empty now, and may not be later."""
+    response = scope["state"].get("protobuf_response")
+    if hasattr(response, "object_found"):
+        return bool(response.object_found and not response.object_available)
+    return hasattr(response, "messages_list") and not response.messages_list
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Wait until whoever asked has hung up."""
+    """Wait until the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""Hand a recipe to the running SuperLink: as the small Flower app that any recipe is."""
+"""Check a run, submit it to the running SuperLink as a small Flower app, and follow it to its end."""
 
 import json
 import os
@@ -61,6 +61,56 @@ timeout = 600.0
 }
 
 
+def check_run(recipe: str, sets: Sequence[tuple[str, Scalar]], out: Path, resume: bool) -> None:
+    """ConfigError if the folder, a setting, or the server's own data would end the run before its first round.
+
+    Checked before submission, so that the error is printed here instead of in a log on the server.
+    """
+    found = find(recipe)
+    config = resolve(found.config, {}, sets)
+    check_folder(out, resume)
+    if Folder(out).holds_run():
+        config = reopen(recipe, out, list(sets))[1]
+    try:
+        found.prepare(config).higher_is_better  # noqa: B018  # raises for a monitor without a known direction
+    except MutiraoError:
+        raise
+    except Exception as error:  # whatever reading data raises; the server's process would end by it
+        raise ConfigError(f"the server cannot prepare {recipe}: {failure_of(error).reason}") from error
+
+
+def check_folder(out: Path, resume: bool) -> None:
+    """ConfigError if a run cannot be written to this folder."""
+    if Folder(out).holds_run() and not resume:
+        raise ConfigError(f"{out} already holds a run; add --resume to go on with it, or choose another --out")
+    if pid := writing_process(out):
+        raise ConfigError(f"{out} is being written by process {pid}; wait for it, or choose another --out")
+    there = next(place for place in (out, *out.parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"{out} cannot be written: {there} is no folder that this user may write to")
+
+
+def absolute_paths(sets: Sequence[tuple[str, Scalar]]) -> list[tuple[str, Scalar]]:
+    """Settings with existing relative paths made absolute: the server process runs in another folder."""
+
+    def is_place(key: str, value: Scalar) -> bool:
+        named = isinstance(value, str) and (
+            "/" in value or (key == "data" and not (is_embedded(value) or value in NAMED))
+        )
+        return named and Path(str(value)).exists()
+
+    return [(key, str(Path(str(value)).resolve()) if is_place(key, value) else value) for key, value in sets]
+
+
+def writing_process(out: Path) -> int:
+    """The process that writes a run folder, by the folder's lock file; 0 if there is none."""
+    try:
+        pid = int((out / ".lock").read_text(encoding="utf-8").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pid if start_id(pid) else 0
+
+
 def submit(
     folder: Path,
     recipe: str,
@@ -69,9 +119,9 @@ def submit(
     resume: bool = False,
     timeout: float = 600.0,
 ) -> str:
-    """Start a run of a recipe on the federation whose server is in `folder`; returns Flower's number of the run.
+    """Start a run of a recipe on the server in `folder`; returns Flower's number of the run.
 
-    It goes on by itself: `out` (by default `<folder>/runs/RECIPE`) fills, and `summary.json` there is its end.
+    The run continues by itself and writes `out` (by default `<folder>/runs/RECIPE`); it ends with `summary.json`.
     """
     server = load_server(folder)
     if not is_answering(server):
@@ -99,8 +149,8 @@ def submit(
             return str(content["run-id"])
     except ValueError:
         pass
-    said = str(content.get("error-message") or done.stdout + done.stderr)
-    raise MutiraoError(f"the run was not taken: {' '.join(said.split())[:300]}")
+    output = str(content.get("error-message") or done.stdout + done.stderr)
+    raise MutiraoError(f"Flower did not accept the run: {' '.join(output.split())[:300]}")
 
 
 def run_folder(folder: Path, recipe: str, out: Path | None = None) -> Path:
@@ -109,34 +159,39 @@ def run_folder(folder: Path, recipe: str, out: Path | None = None) -> Path:
 
 
 class RoundPrinter:
-    """The rounds of a run in a folder, a line each, as `watch` has not been told them yet."""
+    """Passes each new round of a run's `history.csv` to `watch`, as one line."""
 
     def __init__(self, out: Path, since: float, watch: Callable[[str], None]) -> None:
-        self.table, self.since, self.watch, self.told = CsvTable(out / "history.csv"), since, watch, 0
+        self.table = CsvTable(out / "history.csv")
+        self.since = since
+        self.watch = watch
+        self.printed = 0
 
     def __call__(self, *_: Any) -> None:
-        """Tell those that were made since the last call."""
+        """Print the rounds since the last call."""
         rows = self.table.read() if is_newer(self.table.path, self.since) else []
-        for row in rows[self.told :]:
+        for row in rows[self.printed :]:
             shown = {k: v for k, v in row.items() if v and (k in SHOWN or "accuracy" in k)}
             self.watch(" ".join(f"{k}={short_number(v)}" for k, v in shown.items()))
-        self.told = max(self.told, len(rows))
+        self.printed = max(self.printed, len(rows))
 
 
 def follow(folder: Path, run: str, out: Path, since: float, seconds: float, watch: Callable[[str], None]) -> None:
-    """Wait for the end of a run that was submitted; MutiraoError says why it failed. `watch` gets a line a round.
+    """Wait for the end of a submitted run; MutiraoError says why it failed. `watch` gets a line a round.
 
-    The run folder tells all that matters; Flower is asked now and then, for a run that ends before it has one.
+    The run folder has all that matters. Flower is polled as well, for a run that ends before it has a folder.
     """
-    tell, deadline, ask = RoundPrinter(out, since, watch), time.monotonic() + seconds, time.monotonic() + POLL_FLOWER
+    print_rounds = RoundPrinter(out, since, watch)
+    deadline = time.monotonic() + seconds
+    next_poll = time.monotonic() + POLL_FLOWER
     while True:
         ended = is_newer(out / "summary.json", since)
-        tell()
+        print_rounds()
         if ended:
             return
         if reason := why_failed(out / "audit.jsonl", since):
             raise MutiraoError(f"the run failed: {reason}")
-        if time.monotonic() > ask:
+        if time.monotonic() > next_poll:
             status = status_of(folder, run)
             if status.startswith("finished") and not is_newer(out / "summary.json", since):
                 if status == "finished:completed":
@@ -144,14 +199,14 @@ def follow(folder: Path, run: str, out: Path, since: float, seconds: float, watc
                 log = load_server(folder).logs / "superlink.log"
                 reason = why_failed(out / "audit.jsonl", since) or why_app_ended(folder, run)
                 raise MutiraoError(f"the run failed: {reason}" if reason else f"the run ended as {status}; see {log}")
-            ask = time.monotonic() + POLL_FLOWER
+            next_poll = time.monotonic() + POLL_FLOWER
         if time.monotonic() > deadline:
             raise MutiraoError(f"the run did not end within {seconds:g} s; see {out / 'run.log'}")
         time.sleep(0.3)
 
 
 def why_app_ended(folder: Path, run: str) -> str:
-    """Why the server's process of a run ended, as its own log tells, which Flower keeps; empty if that says nothing."""
+    """Why the server process of a run ended, from its log, which Flower keeps; empty if the log has no error."""
     return last_error(run_flwr(load_server(folder), "log", run, "here", "--show").stdout)
 
 
@@ -167,7 +222,7 @@ def last_error(text: str) -> str:
 
 
 def status_of(folder: Path, run: str) -> str:
-    """What Flower says of a run: `running`, `finished:completed`, `finished:failed`, ..."""
+    """Flower's status of a run: `running`, `finished:completed`, `finished:failed`, ..."""
     done = run_flwr(load_server(folder), "list", "here", "--run-id", run, "--format", "json")
     try:
         return str(json.loads(done.stdout[done.stdout.index("{") :])["runs"][0]["status"])
@@ -184,7 +239,7 @@ def is_newer(path: Path, since: float) -> bool:
 
 
 def why_failed(trail: Path, since: float) -> str:
-    """Why the run failed, if the last event of its trail says so."""
+    """The reason of a failed run, from the last event of its audit trail; empty for any other."""
     if not is_newer(trail, since):
         return ""
     try:
@@ -195,52 +250,5 @@ def why_failed(trail: Path, since: float) -> str:
 
 
 def short_number(text: str) -> str:
-    """A number as a person reads it."""
+    """A number with four significant digits."""
     return f"{float(text):.4g}" if "." in text else text
-
-
-def check_run(recipe: str, sets: Sequence[tuple[str, Scalar]], out: Path, resume: bool) -> None:
-    """ConfigError if the folder, a setting, or the server's own data would end the run before its first round."""
-    found = find(recipe)
-    config = resolve(found.config, {}, sets)
-    check_folder(out, resume)
-    if Folder(out).holds_run():
-        config = reopen(recipe, out, list(sets))[1]
-    try:
-        found.prepare(config).higher_is_better  # noqa: B018  # it refuses a judge whose direction nobody knows
-    except MutiraoError:
-        raise
-    except Exception as error:  # whatever reading data raises; the server's process would end by it
-        raise ConfigError(f"the server cannot prepare {recipe}: {failure_of(error).reason}") from error
-
-
-def check_folder(out: Path, resume: bool) -> None:
-    """ConfigError if a run cannot be written to this folder."""
-    if Folder(out).holds_run() and not resume:
-        raise ConfigError(f"{out} already holds a run; add --resume to go on with it, or choose another --out")
-    if pid := writing_process(out):
-        raise ConfigError(f"{out} is being written by process {pid}; wait for it, or choose another --out")
-    there = next(place for place in (out, *out.parents) if place.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(f"{out} cannot be written: {there} is no folder that this user may write to")
-
-
-def absolute_paths(sets: Sequence[tuple[str, Scalar]]) -> list[tuple[str, Scalar]]:
-    """Settings in which paths that are there, seen from this folder, are whole: the server's process is in another."""
-
-    def is_place(key: str, value: Scalar) -> bool:
-        named = isinstance(value, str) and (
-            "/" in value or (key == "data" and not (is_embedded(value) or value in NAMED))
-        )
-        return named and Path(str(value)).exists()
-
-    return [(key, str(Path(str(value)).resolve()) if is_place(key, value) else value) for key, value in sets]
-
-
-def writing_process(out: Path) -> int:
-    """The process that writes a run folder, by the folder's lock file; 0 if there is none."""
-    try:
-        pid = int((out / ".lock").read_text(encoding="utf-8").split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-    return pid if start_id(pid) else 0

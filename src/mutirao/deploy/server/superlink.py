@@ -1,5 +1,4 @@
-"""The SuperLink as a federation runs it: Flower's own, with a door in front, a look at whose message is whose, and
-answers that wait for what they are about."""
+"""Flower's SuperLink with three middlewares: access control, ownership of messages, and long polling."""
 
 import logging
 import os
@@ -17,11 +16,15 @@ from mutirao.errors import ConfigError
 
 log = logging.getLogger("mutirao")
 
-GRPC_SWITCHES = ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API")  # ports that no door stands before
+# They would open ports without access control.
+GRPC_SWITCHES = (
+    "FLWR_INTERNAL_GRPC_CONTROL_API",
+    "FLWR_INTERNAL_GRPC_FLEET_API",
+)
 
 
 def main() -> None:
-    """`flower-superlink` behind the door of the server's folder; takes the same options."""
+    """`flower-superlink` with the secret of the server's folder; it takes the same options."""
     try:
         secret = read_secret(load_server(Path(os.environ.get(FOLDER_VARIABLE, ""))).secret)
     except ConfigError as error:
@@ -31,26 +34,26 @@ def main() -> None:
     log.addHandler(logging.StreamHandler(sys.stderr))
     from flwr.superlink.cli import flower_superlink
 
-    def guarded(create_app: Callable[..., Any]) -> Callable[..., Any]:
+    def with_middleware(create_app: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **options: add_middleware(create_app(*args, **options), secret)
 
-    if odd := flower_patches.unverified_changes(flower_patches.SERVE, flower_patches.CALL):
-        log.warning(odd)
-    flower_patches.patch(flower_patches.SERVE, guarded)
+    if changes := flower_patches.unverified_changes(flower_patches.SERVE, flower_patches.CALL):
+        log.warning(changes)
+    flower_patches.patch(flower_patches.SERVE, with_middleware)
     flower_superlink()
 
 
 def add_middleware(app: Any, secret: str) -> Any:
-    """Flower's application with all three: the door outermost, ownership where keys have been proven, holding last."""
+    """Flower's application with all three: access control first, ownership after authentication, long polling last."""
     try:
         from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
         from starlette.middleware import Middleware
 
         from mutirao.deploy.server.ownership import Ownership
     except ImportError as error:
-        flower_patches.exit_incompatible(f"lacks what the check of whose message is whose is made of ({error})")
+        flower_patches.exit_incompatible(f"lacks what the check of message ownership needs ({error})")
     if NodeAuthMiddleware not in [layer.cls for layer in app.user_middleware] or not app.state.enable_supernode_auth:
-        flower_patches.exit_incompatible("checks the keys of sites in another way")
+        flower_patches.exit_incompatible("authenticates sites in another way")
     links = app.state.linkstate_factory
     app.user_middleware += [Middleware(Ownership, state_of=links.state), Middleware(LongPolling)]
     app.add_middleware(AccessControl, secret=secret, node_of=lambda key: links.state().get_node_id_by_public_key(key))

@@ -1,4 +1,4 @@
-"""See a deployed run through to its end: when its server process is gone, a new Flower run goes on in its folder."""
+"""Supervise a deployed run until it ends: if its server process dies, a new Flower run resumes it in its folder."""
 
 import json
 import logging
@@ -30,50 +30,55 @@ def supervise(
     seconds: float = float("inf"),
     meanwhile: Callable[[Path], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Submit a run and wait for its end; its summary, with how many Flower runs it took.
+    """Submit a run and wait for its end; returns its summary, with the number of Flower runs it took.
 
-    A SuperLink that is away is waited for: whoever watches it starts it again. `meanwhile` is called again and again.
-    A run that ends by its own fault, twice in the same round, is not tried a third time.
+    A SuperLink that does not answer is waited for: its service manager restarts it. `meanwhile` is called repeatedly.
+    A run that fails twice in the same round is not tried a third time.
     """
     server = load_server(folder)
     place = run_folder(server.folder, recipe, out)
-    settings, started, taken, deadline = list(sets), 0, -START_TIMEOUT, time.monotonic() + seconds
+    settings = list(sets)
+    deadline = time.monotonic() + seconds
+    submissions = 0
+    submitted_at = -START_TIMEOUT
     number = ""  # Flower's, of the last run that was submitted
-    rounds, stuck = int(dict(settings).get("rounds", 0)), list[tuple[int, str]]()
+    rounds = int(dict(settings).get("rounds", 0))
+    failures: list[tuple[int, str]] = []
     while (done := finished_summary(place, rounds)) is None:
         if time.monotonic() > deadline:
             raise MutiraoError(f"the run in {place} did not end within {seconds:g} s")
         meanwhile(place)
         if is_running(place, server.folder) or (
-            time.monotonic() - taken < START_TIMEOUT and not (place / ".lock").exists()
+            time.monotonic() - submitted_at < START_TIMEOUT and not (place / ".lock").exists()
         ):
             time.sleep(PAUSE)
             continue
-        if (failed := last_failure(place) or startup_failure(folder, place, number)) and failed not in stuck[-1:]:
-            stuck.append(failed)
-        elif failed and started:
-            when = f"round {failed[0]} failed again and again" if failed[0] else "the run failed before its first round"
+        if (failed := last_failure(place) or startup_failure(folder, place, number)) and failed not in failures[-1:]:
+            failures.append(failed)
+        elif failed and submissions:
+            when = f"round {failed[0]} failed repeatedly" if failed[0] else "the run failed before its first round"
             raise MutiraoError(f"{when}: {failed[1]}")
         try:
             if is_answering(server):
                 number = submit(folder, recipe, settings, place, resume=True, timeout=timeout)
-                started, taken = started + 1, time.monotonic()
+                submissions += 1
+                submitted_at = time.monotonic()
                 wait_for_start(place, server.folder)
         except MutiraoError as error:
             log.warning("%s; trying again", error)
         time.sleep(PAUSE)
     meanwhile(place)
-    return done | {"flower_runs": started}
+    return done | {"flower_runs": submissions}
 
 
 def finished_summary(out: Path, rounds: int = 0) -> dict[str, Any] | None:
-    """The summary of a run that has ended well, with so many rounds at least."""
+    """The summary of a run that ended successfully with at least so many rounds; None for any other."""
     summary = Folder(out).summary() if (out / "summary.json").exists() else None
     return summary if summary is not None and has_ended(summary, rounds) else None
 
 
 def is_running(out: Path, server: Path) -> bool:
-    """Whether a process of this server has the run in its hands, or is about to."""
+    """Whether a process of this server works on the run, or is about to start."""
     return writing_process(out) != 0 or any("flwr-serverapp" in command_line(pid) for pid, _ in processes_of(server))
 
 
@@ -86,20 +91,20 @@ def command_line(pid: int) -> str:
 
 
 def wait_for_start(out: Path, server: Path) -> None:
-    """Wait until the process of a run that was just taken appears."""
+    """Wait until the process of a run that was just submitted appears."""
     deadline = time.monotonic() + START_TIMEOUT
     while not is_running(out, server) and time.monotonic() < deadline and finished_summary(out) is None:
         time.sleep(PAUSE)
 
 
 def last_failure(out: Path) -> tuple[int, str] | None:
-    """The round and the reason, if the last thing that happened is that the run gave up."""
+    """The round and the reason, if the last event of the audit trail is a failure."""
     last = Folder(out).audit.last if (out / "audit.jsonl").exists() else {}
     return (int(last["round"]), json.dumps(last.get("reason"))) if last.get("event") == "failed" else None
 
 
 def startup_failure(folder: Path, out: Path, number: str) -> tuple[int, str] | None:
-    """The reason, as round 0's, if a run that was submitted ended before it left anything in its folder."""
+    """The reason, with round 0, if a submitted run ended before it wrote anything to its folder."""
     if not number or Folder(out).holds_run():
         return None
     reason = why_app_ended(folder, number)
