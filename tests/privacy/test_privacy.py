@@ -479,7 +479,7 @@ def test_recommendation_is_refused_what_tells_who_rated_what() -> None:
         recsys(privacy="central", aggregate="fedmedian")
     rows, _ = recsys(privacy="central")  # the mean over those who touched an item, counted with noise
     assert rows[-1]["epsilon"] > 0
-    with pytest.raises(ConfigError, match="download=touched tells which items a user rated"):
+    with pytest.raises(ConfigError, match="download=touched reveals which items a user rated"):
         recsys(privacy="local", aggregate="fedavg")
     rows, _ = recsys(privacy="local", aggregate="fedavg", download="all", per_round=5)
     assert rows[-1]["epsilon"] > 0

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from mutirao.runs.unlearning import ROUNDS
-from mutirao.systems.recsys.consent import JUDGES, POOLED
+from mutirao.systems.recsys.consent import EVALUATED, POOLED
 
 Words = Mapping[str, str]
 
@@ -162,7 +162,7 @@ PORTUGUESE = {
     "None": "–",
     ROUNDS: "as rodadas",
     POOLED: "aqueles cujas avaliações reunidas dão início aos vetores dos itens",
-    JUDGES: "aqueles que julgam o modelo",
+    EVALUATED: "aqueles que julgam o modelo",
     "requests.train": "uma atualização do modelo, feita com os dados do cliente",
     "requests.evaluate": "como o modelo vai no que o cliente guarda: os números abaixo",
     "requests.probe": "o mesmo em poucas amostras, antes de ser escolhido para uma rodada",

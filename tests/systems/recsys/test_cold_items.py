@@ -12,7 +12,15 @@ from sklearn.linear_model import Ridge
 from mutirao.cli import main
 from mutirao.errors import ConfigError
 from mutirao.systems.recsys.catalogues import Catalogue, read_titles
-from mutirao.systems.recsys.cold_items import COMMON, RIDGES, Describer, add_cold, describe, evaluate_cold, flags_of
+from mutirao.systems.recsys.cold_items import (
+    MIN_ITEMS,
+    RIDGES,
+    FeatureRegression,
+    add_cold,
+    describe,
+    evaluate_cold,
+    indicator_matrix,
+)
 from mutirao.systems.recsys.embeddings import Embeddings, save_embeddings
 from mutirao.systems.recsys.pretrain import Factorisation
 from mutirao.systems.recsys.ratings import plant
@@ -44,10 +52,10 @@ def test_what_is_known_of_an_item_is_named_in_words() -> None:
 @pytest.mark.slow
 def test_the_fit_is_a_weighted_ridge_whose_strength_leaves_each_item_out_in_turn() -> None:
     described = describe(FILMS)
-    found = Describer.fit(described, VECTORS, FILMS.counts)
-    flags, w = flags_of(described, found.names), FILMS.counts / (FILMS.counts + 10)
+    found = FeatureRegression.fit(described, VECTORS, FILMS.counts)
+    flags, w = indicator_matrix(described, found.names), FILMS.counts / (FILMS.counts + 10)
     assert {"genre Comedy", "genre Drama", "genre Horror", "decade 1980", "word star"} <= {*found.names}
-    assert all(flags.sum(0) >= COMMON)
+    assert all(flags.sum(0) >= MIN_ITEMS)
     centre, mean = np.average(flags, axis=0, weights=w), np.average(VECTORS, axis=0, weights=w)
     f, x = flags - centre, VECTORS - mean
     for column in range(4):
@@ -86,7 +94,7 @@ def test_cold_items_are_predicted_from_their_genres_and_served(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("catalogue", "says"),
     [
-        (replace(FILMS, ids=tuple(f"x{k}" for k in range(N))), "none of the items with vectors"),
+        (replace(FILMS, ids=tuple(f"x{k}" for k in range(N))), "no item with a vector is in the catalogue"),
         (FILMS, "have vectors already"),
     ],
 )

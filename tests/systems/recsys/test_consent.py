@@ -18,7 +18,7 @@ from mutirao.report import execute
 from mutirao.runs.run_folder import Folder
 from mutirao.runs.unlearning import forget
 from mutirao.runs.verify import verify
-from mutirao.systems.recsys.consent import JUDGES, POOLED, read_names
+from mutirao.systems.recsys.consent import EVALUATED, POOLED, read_names
 from mutirao.systems.recsys.ratings import Ratings, plant
 
 RECIPE = find("recsys")
@@ -82,9 +82,9 @@ def test_a_table_may_say_who_consents(data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sets", "says"),
     [
-        ("", (), "names nobody"),
-        ("\n \n", (), "names nobody"),
-        ("1\n2\n1\n", (), "line 3: '1' stands in line 1 already"),
+        ("", (), "names no user"),
+        ("\n \n", (), "names no user"),
+        ("1\n2\n1\n", (), "line 3: '1' is in line 1 already"),
         ("1\nx1\n2\nx2\n", (), "line 2: 'x1' is not a user with enough ratings here, nor are 1 more of the 4"),
         ("1\n\n2\n", ("start.column=who",), "line 1: there is no column 'who'; it has 1"),
         ("who,when\n1,a\n,b\n", ("start.column=who",), "line 3: who is empty"),
@@ -100,7 +100,7 @@ def test_a_list_that_cannot_be_is_refused(
 
 
 def test_a_list_that_is_not_there_and_a_column_without_one_are_refused(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not there"):
+    with pytest.raises(ConfigError, match="does not exist"):
         read_names(tmp_path / "none.txt")
     with pytest.raises(ConfigError, match=r"name the file with start\.list"):
         RECIPE.prepare(config_of(data, "start=consent", "start.column=who"))
@@ -161,13 +161,13 @@ def test_a_judge_is_forgotten_too_and_one_who_trains_and_judges(data: Path, tmp_
     last = arrivals()[-1]
     made(data, tmp_path / "run", "split=users_by_time")
     record = forget(tmp_path / "run", last, tmp_path / "without")
-    assert record["had_part_in"] == JUDGES
+    assert record["had_part_in"] == EVALUATED
     assert record["digest_after"] == record["digest_before"], "it never trained"
     assert record["after"] != record["before"]
     made(data, tmp_path / "time", "split=time")
     client = next(iter(Folder(tmp_path / "time").newest().roster.ids))
     both = forget(tmp_path / "time", client, tmp_path / "time-without")
-    assert (both["had_part_in"], both["rounds_kept"]) == (JUDGES, 0)
+    assert (both["had_part_in"], both["rounds_kept"]) == (EVALUATED, 0)
     assert both["digest_after"] != both["digest_before"]
 
 

@@ -24,7 +24,7 @@ from mutirao.systems.recsys.evaluation import (
 )
 from mutirao.systems.recsys.fedrecon import FedRecon
 from mutirao.systems.recsys.ratings import plant
-from mutirao.systems.recsys.user_split import all_but_last, leave_one_out, supports
+from mutirao.systems.recsys.user_split import all_but_last, leave_one_out, sample_known
 
 RATINGS = plant(25, 80, np.random.default_rng(0))
 ITEMS = np.random.default_rng(1).normal(0, 0.3, (len(RATINGS.catalogue), 5)).astype(np.float32)
@@ -40,7 +40,7 @@ def method(**settings: Any) -> FedRecon:
 @pytest.mark.parametrize("at_once", [10**9, 200])
 def test_rmse_is_that_of_predictions_from_what_is_known(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation, "RATINGS_AT_ONCE", at_once)
-    known = supports(RATINGS, 0.5, "random", 0)
+    known = sample_known(RATINGS, 0.5, "random", 0)
     found = Evaluator(method(), RATINGS, known, 0)({"items": ITEMS})
     gaps = []
     for user in range(25):
@@ -83,7 +83,7 @@ def test_ranks_are_among_all_items_not_taken(loss: Any, at_once: int, monkeypatc
 
 
 def test_the_same_model_is_evaluated_the_same_again_and_again() -> None:
-    evaluator = Evaluator(method(), RATINGS, supports(RATINGS, 0.5, "random", 0), 0)
+    evaluator = Evaluator(method(), RATINGS, sample_known(RATINGS, 0.5, "random", 0), 0)
     before = ITEMS.copy()
     assert evaluator({"items": ITEMS}) == evaluator({"items": ITEMS})
     np.testing.assert_array_equal(ITEMS, before)
@@ -170,7 +170,7 @@ def test_without_candidates_all_items_alone_are_ranked_among() -> None:
 
 
 def test_more_candidates_than_items_left_is_said() -> None:
-    with pytest.raises(ConfigError, match=r"candidates: user '\d+': 79 items cannot be drawn"):
+    with pytest.raises(ConfigError, match=r"candidates: user '\d+': 79 items cannot be sampled"):
         hold_out(PARTS, "test", 79, 0)
 
 
@@ -202,7 +202,7 @@ def test_every_item_not_taken_is_drawn_as_often() -> None:
 
 
 def test_more_negatives_than_there_are_is_said() -> None:
-    with pytest.raises(ValueError, match="5 items cannot be drawn: of 6, only 4 are not taken"):
+    with pytest.raises(ValueError, match="5 items cannot be sampled: of 6, only 4 are not taken"):
         sample_negatives([1, 1, 2], 6, 5, np.random.default_rng(0))
 
 

@@ -19,12 +19,12 @@ from mutirao.systems.recsys import local_training
 from mutirao.systems.recsys.fedrecon import ITEMS, FedRecon
 from mutirao.systems.recsys.kernels import find_kernel
 from mutirao.systems.recsys.local_training import (
-    Local,
-    Rules,
-    batch_of,
-    draw_support,
-    mix_bits,
+    SolverSettings,
+    UserExamples,
+    make_batch,
     rebuild_vector,
+    sample_support,
+    splitmix64,
     train_pairs,
 )
 from mutirao.systems.recsys.ratings import Taste
@@ -47,9 +47,9 @@ def model(seed: int = 0, spread: float = 0.5) -> Arrays:
 
 
 def worked(m: FedRecon, arrays: Arrays, ratings: Taste, support: np.ndarray, epochs: int = 0) -> local_training.Batch:
-    work = Local(ratings.items, ratings.values, support=support)
-    batch = batch_of([work], arrays[ITEMS], m.centre, m.compiled)
-    m.work(batch, epochs)
+    work = UserExamples(ratings.items, ratings.values, support=support)
+    batch = make_batch([work], arrays[ITEMS], m.centre, m.compiled)
+    m.train(batch, epochs)
     return batch
 
 
@@ -99,9 +99,9 @@ def test_compiled_and_plain_work_agree(seed: int, epochs: int, biases: bool, mu:
         found = []
         for fast in (True, False):
             m = method(biases=biases, rebuild=rebuild, passes=2, rebuild_lr=0.05, compiled=fast, weight_decay=0.1)
-            works = [Local(t.items, t.values, seed + k, m.share_of(len(t))) for k, t in enumerate(tastes)]
-            batch = batch_of(works, model(seed)[ITEMS], m.centre, fast)
-            m.work(batch, epochs, mu)
+            works = [UserExamples(t.items, t.values, seed + k, m.support_size(len(t))) for k, t in enumerate(tastes)]
+            batch = make_batch(works, model(seed)[ITEMS], m.centre, fast)
+            m.train(batch, epochs, mu)
             found.append(batch)
         for name in ("trained", "vectors", "predictions", "support"):
             np.testing.assert_allclose(getattr(found[0], name), getattr(found[1], name), rtol=2e-3, atol=2e-4)
@@ -120,7 +120,7 @@ def test_a_proximal_term_holds_items_back() -> None:
 def test_supports_are_drawn_alike_with_and_without_numba(seed: int, lengths: list[int]) -> None:
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     seeds, counts = [(seed + k) % 2**63 for k in range(len(lengths))], [n // 2 for n in lengths]
-    fast, plain = draw_support(seeds, counts, offsets, True), draw_support(seeds, counts, offsets, False)
+    fast, plain = sample_support(seeds, counts, offsets, True), sample_support(seeds, counts, offsets, False)
     np.testing.assert_array_equal(fast, plain)
     assert np.add.reduceat(fast, offsets[:-1]).tolist() == counts
 
@@ -128,14 +128,14 @@ def test_supports_are_drawn_alike_with_and_without_numba(seed: int, lengths: lis
 def test_splitmix_gives_the_published_numbers() -> None:
     state, found = 1234567, []  # from the reference implementation in C by Vigna
     for _ in range(3):
-        state, z = mix_bits(state)
+        state, z = splitmix64(state)
         found.append(z)
     assert found == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
 def test_a_support_is_drawn_evenly() -> None:
     offsets = np.arange(0, 20_001, 10)
-    often = draw_support(list(range(2000)), [4] * 2000, offsets, True).reshape(2000, 10).mean(0)
+    often = sample_support(list(range(2000)), [4] * 2000, offsets, True).reshape(2000, 10).mean(0)
     assert np.abs(often - 0.4).max() < 0.05
 
 
@@ -232,7 +232,7 @@ def test_the_gradient_norm_is_that_of_the_mean_squared_error() -> None:
     [
         (taste(1), "has 1 ratings; two are needed"),
         (Taste(np.zeros(0, np.int32), np.zeros(0, np.float32)), "has 0 ratings"),
-        (None, "holds NoneType, not ratings"),
+        (None, "expected ratings, got NoneType"),
     ],
 )
 def test_a_user_with_too_little_is_a_failure_of_its_own(data: Any, says: str) -> None:
@@ -263,15 +263,15 @@ def test_samples_cap_what_a_user_works_on() -> None:
 
 
 def test_numba_is_used_where_it_is() -> None:
-    assert find_kernel("work") is not None
+    assert find_kernel("squared_kernel") is not None
 
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_weights_are_scikit_learns_sample_weights(fast: bool) -> None:
     m, arrays = method(loss="weighted", biases=False, negatives=2, negative_weight=0.3, compiled=fast), model()
-    works = m.drawn([m.taken(taste(), 7, 12)])
-    batch = batch_of(works, arrays[ITEMS], m.centre, fast)
-    m.work(batch, 0)
+    works = m.with_negatives([m.positives(taste(), 7, 12)])
+    batch = make_batch(works, arrays[ITEMS], m.centre, fast)
+    m.train(batch, 0)
     x, y = arrays[ITEMS][batch.rows].astype(np.float64), np.isin(batch.rows, taste().items).astype(float)
     theirs = Ridge(alpha=m.ridge, fit_intercept=False).fit(x, y, np.where(y > 0, 1, 0.3)).coef_
     np.testing.assert_allclose(batch.vectors[0], theirs, rtol=1e-4, atol=1e-5)
@@ -284,8 +284,8 @@ def test_against_all_items_the_vector_is_that_of_implicit_als(fast: bool, biases
     settings = {"others": "all", "rebuild_weight": 0.2, "half_life": 3.0, "compiled": fast, "biases": biases}
     m, items = method(loss="weighted", **settings), model(2)[ITEMS]
     recent = Taste(taste(9).items[::-1].copy(), np.ones(9, np.float32))  # in the order of time
-    batch = batch_of(m.drawn([m.known(recent, 3)]), items, m.centre, fast)
-    m.work(batch, 0)
+    batch = make_batch(m.with_negatives([m.all_support(recent, 3)]), items, m.centre, fast)
+    m.train(batch, 0)
     x = items.astype(np.float64)
     c = 2.0 ** (-np.arange(8, -1, -1) / 3)
 
@@ -304,7 +304,7 @@ def test_against_all_items_everybody_answers_as_alone_and_needs_the_whole_matrix
     for client, reply in together.replies.items():
         np.testing.assert_array_equal(reply.arrays[ITEMS], apart.replies[client].arrays[ITEMS])
     rows = m(Request("rows", {}, CONFIG), Site("u0", tastes["u0"])).extras[ITEMS]
-    with pytest.raises(ValueError, match="others=all needs the whole item matrix, and was sent some rows"):
+    with pytest.raises(ValueError, match="others=all needs the whole item matrix, but only some rows were sent"):
         m(Request("train", {ITEMS: model()[ITEMS][rows], ITEMS + ROWS: rows}, CONFIG), Site("u0", tastes["u0"]))
 
 
@@ -334,9 +334,9 @@ def test_compiled_and_plain_ranking_agree(seed: int, epochs: int, biases: bool, 
         found = []
         for fast in (True, False):
             m = method(loss="bpr", biases=biases, rebuild=rebuild, ridge=ridge, compiled=fast, weight_decay=0.1)
-            works = m.drawn([m.taken(t, seed + k, m.share_of(len(t))) for k, t in enumerate(tastes)])
-            batch = batch_of(works, model(seed, 1.0)[ITEMS], m.centre, fast)
-            m.work(batch, epochs, mu)
+            works = m.with_negatives([m.positives(t, seed + k, m.support_size(len(t))) for k, t in enumerate(tastes)])
+            batch = make_batch(works, model(seed, 1.0)[ITEMS], m.centre, fast)
+            m.train(batch, epochs, mu)
             found.append((batch, m.losses(batch)))
         for name in ("trained", "vectors", "predictions", "support", "partner"):
             one, other = (getattr(batch, name) for batch, _ in found)
@@ -348,9 +348,9 @@ def test_compiled_and_plain_ranking_agree(seed: int, epochs: int, biases: bool, 
 def test_a_ranked_users_vector_and_loss_are_those_of_its_pairs(fast: bool) -> None:
     """Beside SciPy's minimum of the pairs written out, and the mean over the query's."""
     m, items = method(loss="bpr", negatives=3, compiled=fast), model(3, 1.0)[ITEMS].astype(np.float64)
-    (work,) = m.drawn([m.taken(taste(9), 5, 4)])
-    batch = batch_of([work], items.astype(np.float32), m.centre, fast)
-    m.work(batch, 0)
+    (work,) = m.with_negatives([m.positives(taste(9), 5, 4)])
+    batch = make_batch([work], items.astype(np.float32), m.centre, fast)
+    m.train(batch, 0)
     rows, support = work.rows, work.support
     pairs = [(rows[work.partner[k]], rows[k], support[k]) for k in range(len(rows)) if work.partner[k] >= 0]
     assert {i for i, _, _ in pairs} == set(taste(9).items.tolist())
@@ -371,14 +371,14 @@ def test_a_ranked_users_vector_and_loss_are_those_of_its_pairs(fast: bool) -> No
 def test_bpr_vectors_are_the_likeliest() -> None:
     draw = np.random.default_rng(0)
     gap, bias = draw.normal(0, 1, (30, 4)), draw.normal(0, 1, 30)
-    rules = Rules(biases=False, ridge=0.7, ridge_bias=0, passes=0, rebuild_lr=0, lr=0.1, decay=0)
+    settings = SolverSettings(biases=False, ridge=0.7, ridge_bias=0, passes=0, rebuild_lr=0, lr=0.1, decay=0)
 
     def loss(v: np.ndarray) -> float:
-        return float(np.logaddexp(0, -(bias + gap @ v)).sum() + 0.5 * rules.ridge * v @ v)
+        return float(np.logaddexp(0, -(bias + gap @ v)).sum() + 0.5 * settings.ridge * v @ v)
 
     best = minimize(loss, np.zeros(4), tol=1e-12).x
-    np.testing.assert_allclose(rebuild_vector(rules, gap, bias), best, atol=1e-3)
-    by_descent = rebuild_vector(dataclasses.replace(rules, passes=3000, rebuild_lr=1.0), gap, bias)
+    np.testing.assert_allclose(rebuild_vector(settings, gap, bias), best, atol=1e-3)
+    by_descent = rebuild_vector(dataclasses.replace(settings, passes=3000, rebuild_lr=1.0), gap, bias)
     np.testing.assert_allclose(by_descent, best, atol=1e-3)
 
 
@@ -386,13 +386,13 @@ def test_bpr_items_move_down_the_gradient() -> None:
     draw = np.random.default_rng(0)
     x, step = draw.normal(0, 1, (6, 3)), draw.normal(0, 1, 3)
     pairs = np.array([[0, 1, 1], [3, 4, 5]])
-    rules = Rules(biases=False, ridge=1, ridge_bias=0, passes=0, rebuild_lr=0, lr=0.01, decay=0)
+    settings = SolverSettings(biases=False, ridge=1, ridge_bias=0, passes=0, rebuild_lr=0, lr=0.01, decay=0)
 
     def loss(flat: np.ndarray) -> float:
         p = flat.reshape(6, 3) @ step
         return float(np.logaddexp(0, p[pairs[1]] - p[pairs[0]]).sum())
 
-    moved = train_pairs(rules, x, step, pairs, 1, 0.0)
-    slope = (x - moved).ravel() / rules.lr
+    moved = train_pairs(settings, x, step, pairs, 1, 0.0)
+    slope = (x - moved).ravel() / settings.lr
     assert check_grad(loss, lambda flat: slope, x.ravel()) < 1e-5
     np.testing.assert_array_equal(moved[2], x[2])

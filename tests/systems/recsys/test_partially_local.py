@@ -18,8 +18,14 @@ from mutirao.core.fleet import Reply, Request, Site
 from mutirao.core.rounds import Run
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.systems.recsys.fedrecon import ITEM_ROWS, ITEMS
-from mutirao.systems.recsys.partially_local.base import Method, Steps, Work, batches, with_others
-from mutirao.systems.recsys.partially_local.client import PREFIX, EvaluatedTaste, KeptUsers, evaluate_users, ranked
+from mutirao.systems.recsys.partially_local.base import Examples, Method, RoundSettings, batches, with_negatives
+from mutirao.systems.recsys.partially_local.client import (
+    PREFIX,
+    EvaluatedTaste,
+    PartiallyLocal,
+    evaluate_users,
+    rank_metrics,
+)
 from mutirao.systems.recsys.partially_local.fcf import FCF
 from mutirao.systems.recsys.partially_local.fedrap import FedRAP
 from mutirao.systems.recsys.partially_local.fmf import FMF
@@ -30,8 +36,8 @@ M, D, EPOCHS, SIZE = 12, 4, 2, 7
 DRAW = np.random.default_rng(0)
 X = DRAW.normal(size=(M, D))
 TAKEN = np.array([1, 4, 5, 9], np.int32)
-WORK = with_others(TAKEN, M, 3, np.random.default_rng(1))
-STEPS = Steps(M, EPOCHS, factor=0.5, round=3)
+WORK = with_negatives(TAKEN, M, 3, np.random.default_rng(1))
+STEPS = RoundSettings(M, EPOCHS, factor=0.5, round=3)
 
 
 def tensor(value: npt.ArrayLike) -> Tensor:
@@ -48,7 +54,7 @@ def trained(method: Method, own: Arrays) -> tuple[npt.NDArray[np.float64], Array
     done = method.train(X[WORK.rows], own, WORK, STEPS, np.random.default_rng(2))
     whole = X.copy()
     whole[WORK.rows] = done.x
-    return whole, done.own, done.loss
+    return whole, done.personal, done.loss
 
 
 def layer_of(own: Arrays) -> tuple[Tensor, Tensor]:
@@ -57,7 +63,7 @@ def layer_of(own: Arrays) -> tuple[Tensor, Tensor]:
 
 def test_pfedrec_moves_the_score_function_and_then_the_items_by_their_rate() -> None:
     method = PFedRec(lr=0.1, eta=0.7, decay=0.01, batch_size=SIZE)
-    own = method.begin(M, D, np.random.default_rng(3))
+    own = method.initial_personal(M, D, np.random.default_rng(3))
     x, (w, b), losses = tensor(X), layer_of(own), []
     for items, y in rounds():
         loss = functional.binary_cross_entropy(torch.sigmoid(x[items] @ w + b), y)
@@ -81,7 +87,7 @@ def test_pfedrec_moves_the_score_function_and_then_the_items_by_their_rate() -> 
 
 def test_fedrap_moves_the_sum_of_the_common_and_the_own_part_with_two_regularisers() -> None:
     method = FedRAP(lr=0.2, item_lr=1.5, decay=0.03, apart=0.4, sparse=0.6, fade=0.9, batch_size=SIZE)
-    own = method.begin(M, D, np.random.default_rng(3))
+    own = method.initial_personal(M, D, np.random.default_rng(3))
     before = np.random.default_rng(4).normal(size=(M, D))
     own |= {"rows": np.arange(M, dtype=np.int32), "values": before.astype(np.float32)}
     x, d, (w, b), rate, grown = tensor(X), tensor(own["values"]), layer_of(own), 0.5, math.tanh(3 / 10)
@@ -110,12 +116,12 @@ def test_fedrap_moves_the_sum_of_the_common_and_the_own_part_with_two_regularise
 
 def test_fedrap_keeps_what_it_worked_on_and_nothing_else() -> None:
     method = FedRAP(lr=0.1, item_lr=1.0)
-    own = method.begin(M, D, np.random.default_rng(3))
-    few = Work(np.array([2, 6], np.int32), np.array([0, 1, 1]), np.array([1.0, 0.0, 0.0]))
-    first = method.train(X[[2, 6]], own, few, STEPS, np.random.default_rng(0)).own
+    own = method.initial_personal(M, D, np.random.default_rng(3))
+    few = Examples(np.array([2, 6], np.int32), np.array([0, 1, 1]), np.array([1.0, 0.0, 0.0]))
+    first = method.train(X[[2, 6]], own, few, STEPS, np.random.default_rng(0)).personal
     assert first["rows"].tolist() == [2, 6]
-    other = Work(np.array([0, 6], np.int32), np.array([0, 1]), np.array([1.0, 0.0]))
-    second = method.train(X[[0, 6]], first, other, STEPS, np.random.default_rng(0)).own
+    other = Examples(np.array([0, 6], np.int32), np.array([0, 1]), np.array([1.0, 0.0]))
+    second = method.train(X[[0, 6]], first, other, STEPS, np.random.default_rng(0)).personal
     assert second["rows"].tolist() == [0, 2, 6]
     assert np.array_equal(second["values"][1], first["values"][0])
     assert not np.array_equal(second["values"][2], first["values"][1])
@@ -159,15 +165,15 @@ def test_fcf_solves_for_the_user_and_steps_down_the_slope_of_all_items() -> None
         at_v, dx = torch.autograd.grad(cost, [v, x])
         np.testing.assert_allclose(at_v, np.zeros(D), atol=1e-9)  # it is the least of all
         x = tensor(x.detach() - 0.1 * dx)
-    every = Work(np.arange(M, dtype=np.int32), TAKEN.astype(np.int64), np.ones(4))
+    every = Examples(np.arange(M, dtype=np.int32), TAKEN.astype(np.int64), np.ones(4))
     done = method.train(X, {}, every, STEPS, np.random.default_rng(0))
     np.testing.assert_allclose(done.x, x.detach(), rtol=1e-9, atol=1e-12)
-    assert done.own == {}
+    assert done.personal == {}
 
 
 @given(st.sets(st.integers(0, 29), min_size=1, max_size=25), st.sets(st.integers(0, 29), max_size=4), st.integers(1, 5))
 def test_others_are_drawn_from_what_is_neither_taken_nor_avoided(taken: set[int], avoid: set[int], times: int) -> None:
-    work = with_others(np.array(sorted(taken), np.int32), 30, times, np.random.default_rng(0), sorted(avoid))
+    work = with_negatives(np.array(sorted(taken), np.int32), 30, times, np.random.default_rng(0), sorted(avoid))
     rows = work.rows[work.at]
     assert set(rows[work.y > 0].tolist()) == taken
     assert not set(rows[work.y == 0].tolist()) & (taken | avoid)
@@ -176,7 +182,7 @@ def test_others_are_drawn_from_what_is_neither_taken_nor_avoided(taken: set[int]
 
 
 def test_others_are_drawn_evenly() -> None:
-    work = with_others(np.array([0, 3], np.int32), 6, 20_000, np.random.default_rng(0))
+    work = with_negatives(np.array([0, 3], np.int32), 6, 20_000, np.random.default_rng(0))
     counts = np.bincount(work.rows[work.at[work.y == 0]], minlength=6)
     assert counts[[0, 3]].tolist() == [0, 0]
     assert np.abs(counts[[1, 2, 4, 5]] / 40_000 - 0.25).max() < 0.01
@@ -185,8 +191,8 @@ def test_others_are_drawn_evenly() -> None:
 METHODS = [FMF(), FCF(), PFedRec(eta=0.5), FedRAP(item_lr=2.0), PFedRec(eta=0.5, spare=True), PFedRec(tune=False)]
 
 
-def users(method: Method) -> KeptUsers:
-    return KeptUsers(method, M, D, negatives=2)
+def users(method: Method) -> PartiallyLocal:
+    return PartiallyLocal(method, M, D, negatives=2)
 
 
 def evaluated() -> EvaluatedTaste:
@@ -194,7 +200,7 @@ def evaluated() -> EvaluatedTaste:
     return EvaluatedTaste(TAKEN, np.ones(4, np.float32), np.array([7]), one, TAKEN, np.array([0, 2, 3]))
 
 
-def asked(handler: KeptUsers, do: str = "train", round: int = 1, **told: Any) -> Request:
+def asked(handler: PartiallyLocal, do: str = "train", round: int = 1, **told: Any) -> Request:
     return Request(do, {ITEMS: handler.initial(0)[ITEMS]}, {"seed": 0, "round": round, **told})
 
 
@@ -206,7 +212,7 @@ def test_a_reply_holds_rows_and_a_loss_and_the_rest_stays(method: Method) -> Non
     assert reply.arrays[ITEMS].shape == (len(reply.arrays[ITEM_ROWS]), D)
     assert (reply.extras, set(reply.metrics), reply.n) == ({}, {"loss"}, 1)
     assert all(name.startswith(PREFIX) for name in site.state)
-    assert bool(site.state) == method.keeps
+    assert bool(site.state) == method.keeps_personal
     rows = handler(asked(handler, "rows"), Site("ana", site.data)).extras[ITEMS]
     assert np.array_equal(rows, reply.arrays[ITEM_ROWS])
 
@@ -220,7 +226,7 @@ def test_a_slice_trains_as_the_whole_matrix_does_and_the_state_goes_on(method: M
         cut = Request("train", {ITEMS: request.arrays[ITEMS][rows], ITEM_ROWS: rows}, request.config)
         one, two = handler(request, sites[0]), handler(cut, sites[1])
         assert np.array_equal(one.arrays[ITEMS], two.arrays[ITEMS])
-    if method.keeps:
+    if method.keeps_personal:
         fresh = handler(asked(handler, round=2), Site("ana", evaluated()))
         assert not np.array_equal(one.arrays[ITEMS], fresh.arrays[ITEMS])
 
@@ -243,13 +249,13 @@ def test_an_item_ranks_among_what_is_not_hidden_and_among_candidates() -> None:
     scores = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4])
     rest = {"targets": np.array([3]), "hidden": np.array([0, 1]), "candidates": np.array([4, 5])}
     taste = EvaluatedTaste(np.array([0, 1], np.int32), np.ones(2, np.float32), **rest)
-    found = ranked(scores, taste)
+    found = rank_metrics(scores, taste)
     assert found["mrr@5"] == pytest.approx(1 / 2)  # item 2 alone is above it
     assert found["sampled_mrr@5"] == 1
 
 
 def test_explicit_ratings_are_evaluated_on_their_scale() -> None:
-    handler = KeptUsers(FMF(loss="squared", lr=0.5, item_lr=0.1), M, D, levels=(1.0, 5.0))
+    handler = PartiallyLocal(FMF(loss="squared", lr=0.5, item_lr=0.1), M, D, levels=(1.0, 5.0))
     values = np.array([5, 5, 1, 1], np.float32)
     site = Site("ana", EvaluatedTaste(TAKEN, values, targets=np.array([4, 9]), ratings=np.array([5, 1], np.float32)))
     reply = handler(asked(handler, "evaluate"), site)
@@ -264,7 +270,7 @@ def test_explicit_ratings_are_evaluated_on_their_scale() -> None:
         ({"do": "probe"}, None, "can train and evaluate, not 'probe'"),
         ({"mu": 0.1}, None, "nothing here is set by that"),
         ({}, Taste(TAKEN[:0], np.zeros(0, np.float32)), "has no ratings to train on"),
-        ({}, {"ratings": 3}, "holds dict, not ratings"),
+        ({}, {"ratings": 3}, "expected ratings, got dict"),
         ({"do": "evaluate"}, Taste(TAKEN, np.ones(4, np.float32)), "has nothing to evaluate on"),
     ],
 )
@@ -299,9 +305,9 @@ def test_settings_out_of_range_are_refused(made: Any) -> None:
 
 
 def test_no_item_taken_is_drawn_as_one_that_was_not_even_if_a_round_leaves_it_out() -> None:
-    handler = KeptUsers(FMF(spare=True), M, D, negatives=30, samples=2)
+    handler = PartiallyLocal(FMF(spare=True), M, D, negatives=30, samples=2)
     request = asked(handler)
-    work = handler.work(evaluated(), request, "ana")
+    work = handler.examples(evaluated(), request, "ana")
     others = set(work.rows[work.at[work.y == 0]].tolist())
     assert (work.y > 0).sum() == 2
     assert not others & {*TAKEN.tolist(), 7}

@@ -67,7 +67,7 @@ def test_it_predicts_held_out_ratings_better_than_means(biases: bool) -> None:
 
 
 def test_without_numba_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "compiled", lambda function: None)
+    monkeypatch.setattr(kernels, "compile_kernel", lambda function: None)
     with pytest.raises(ConfigError, match=r"needs numba: pip install 'mutirao\[recsys\]'"):
         pretrain(RATINGS, SMALL)
     with pytest.raises(ConfigError, match="needs numba"):

@@ -44,7 +44,7 @@ def ask(method: FedRecon, user: str, do: str = "train", **hyperparameters: float
 
 
 def truth_of(method: FedRecon, user: str) -> dict[int, float]:
-    work = method.drawn([method.local(USERS[user], user, 5, 2)])[0]
+    work = method.with_negatives([method.examples(USERS[user], user, 5, 2)])[0]
     return dict(zip(work.rows.tolist(), work.y.tolist(), strict=True))
 
 

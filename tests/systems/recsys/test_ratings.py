@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mutirao.errors import ConfigError
 from mutirao.systems.recsys.catalogues import Catalogue
 from mutirao.systems.recsys.ratings import Ratings, Users, gather, join, plant
-from mutirao.systems.recsys.user_split import all_but_last, by_time, by_users, split_ratings, supports
+from mutirao.systems.recsys.user_split import all_but_last, by_time, by_users, sample_known, split_ratings
 
 ROWS = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 8), st.integers(1, 5), st.integers(0, 9)), min_size=1)
 
@@ -117,7 +117,7 @@ def test_users_by_time_judges_those_who_came_last() -> None:
         split_ratings(timeless, "users_by_time", 0, seed=0)
 
 
-def test_over_five_folds_every_user_is_judged_once() -> None:
+def test_over_five_folds_every_user_is_evaluated_once() -> None:
     ratings = plant(43, 30, np.random.default_rng(0))
     folds = [split_ratings(ratings, "users", fold, seed=7) for fold in range(1, 6)]
     assert sorted(name for _, _, test in folds for name in test.users) == sorted(ratings.users)
@@ -125,7 +125,7 @@ def test_over_five_folds_every_user_is_judged_once() -> None:
         assert not {*train.users} & {*test.users}
         assert (len(train.users) + len(test.users), len(vali.users)) == (43, 0)
         assert len(test.users) in (8, 9)
-    with pytest.raises(ConfigError, match="4 users cannot make 5 folds"):
+    with pytest.raises(ConfigError, match="4 users cannot be split into 5 folds"):
         split_ratings(ratings.of_users(np.arange(4)), "users", 1, seed=0)
     with pytest.raises(ConfigError, match="use split=users"):
         split_ratings(ratings, "time", 1, seed=0)
@@ -149,7 +149,7 @@ def test_time_splits_every_user_early_ratings_first() -> None:
 @pytest.mark.parametrize("share", [0.01, 0.5, 1.0])
 def test_judged_users_have_something_known_and_something_to_judge(order: str, share: float) -> None:
     ratings = plant(30, 60, np.random.default_rng(0))
-    known = supports(ratings, share, order, seed=3)
+    known = sample_known(ratings, share, order, seed=3)
     counts = np.add.reduceat(known, ratings.offsets[:-1])
     assert counts.min() >= 1
     assert (counts < ratings.counts()).all()
@@ -158,7 +158,7 @@ def test_judged_users_have_something_known_and_something_to_judge(order: str, sh
     if order == "time":
         for a, b in zip(ratings.offsets[:-1], ratings.offsets[1:], strict=True):
             assert (np.diff(known[a:b].astype(int)) <= 0).all()
-    np.testing.assert_array_equal(known, supports(ratings, share, order, seed=3))
+    np.testing.assert_array_equal(known, sample_known(ratings, share, order, seed=3))
 
 
 def test_leave_one_out_leaves_the_latest_out() -> None:

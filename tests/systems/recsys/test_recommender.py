@@ -97,7 +97,7 @@ def test_the_scale_is_that_of_the_ratings_trained_on() -> None:
     assert (carried.method.levels, carried.method.centre) == ((0, 10), 5)
     assert carried.recommend({"i1": 10.0}, k=1)[0].score <= 10
     for wrong in ([5, 1], ["a"], 3, [float("inf")]):
-        with pytest.raises(ConfigError, match="not a scale of rising numbers"):
+        with pytest.raises(ConfigError, match="must be a list of numbers in ascending order"):
             made(levels=wrong).recommend({})
     with pytest.raises(ConfigError, match="'i999' is not in the catalogue"):
         half.predict({}, ["i999"])

@@ -83,7 +83,7 @@ def test_a_run_cut_in_the_middle_goes_on_bit_for_bit(method: str, tmp_path: Path
 
 def test_item_vectors_alone_are_not_handed_out_as_a_recommender(tmp_path: Path) -> None:
     execute("recsys", config_of("pfedrec", "rounds=1"), tmp_path / "run", pictures=False)
-    with pytest.raises(ConfigError, match="of method=pfedrec a part stayed with each user"):
+    with pytest.raises(ConfigError, match="with method=pfedrec a part of the model stays with each user"):
         embeddings_of_run(tmp_path / "run")
 
 
@@ -153,11 +153,11 @@ def test_to_spare_what_is_taken_later_raises_the_figure_without_any_learning_of_
     [
         ("pfedrec", ("split=users",), "method=pfedrec is evaluated by users who trained; set split=leave_one_out"),
         ("fmf", ("method.loss=squared",), "set split=time"),
-        ("pfedrec", ("lr=0.3",), "lr: it is FedRecon's; method=pfedrec has method.lr"),
-        ("fedrap", ("ridge=1.0",), "ridge: it is FedRecon's; method=fedrap has no such thing"),
+        ("pfedrec", ("lr=0.3",), "lr: it is a setting of FedRecon; method=pfedrec has method.lr"),
+        ("fedrap", ("ridge=1.0",), "ridge: it is a setting of FedRecon; method=fedrap has no such setting"),
         ("fcf", ("ridge=1.0",), "method=fcf has method.ridge"),
-        ("fmf", ("loss=bpr",), "loss: it is FedRecon's; method=fmf has method.loss"),
-        ("fmf", ("centralised=true",), "has a part of each user's own"),
+        ("fmf", ("loss=bpr",), "loss: it is a setting of FedRecon; method=fmf has method.loss"),
+        ("fmf", ("centralised=true",), "has personal parameters"),
         ("fmf", ("privacy=local", "download=all", "aggregate=fedavg"), "report nothing with privacy=local"),
         ("pfedrec", ("aggregate=fedprox",), "needs 'config:mu'"),
         ("pfedrec", ("select=aoiu",), "needs 'metrics:entropy'"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mutirao.errors import ConfigError
 from mutirao.systems.recsys import kernels
-from mutirao.systems.recsys.kernels import compiled
+from mutirao.systems.recsys.kernels import compile_kernel
 from mutirao.systems.recsys.pretrain import fill_table, follow, word2vec
 from mutirao.systems.recsys.ratings import Ratings, gather, plant
 
@@ -41,7 +41,7 @@ def test_an_epoch_is_that_of_plain_loops(lengths: list[int], seed: int, window: 
     table = draw.integers(0, 6, 64).astype(np.int32)
     inner, outer = (draw.normal(size=(6, d)).astype(np.float32) for _ in range(2))
     x, y = inner.astype(np.float64), outer.astype(np.float64)
-    compiled(follow)(inner, outer, items, ends, reach, rates, table, 5, np.uint64(seed))
+    compile_kernel(follow)(inner, outer, items, ends, reach, rates, table, 5, np.uint64(seed))
 
     numbers = iter(mixed(seed))
     owner = np.repeat(np.arange(len(lengths)), lengths)
@@ -71,7 +71,7 @@ def test_slots_hold_items_by_popularity_to_the_power_of_three_quarters() -> None
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What each epoch is given, instead of the training itself."""
     calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(kernels, "compiled", lambda function: lambda *given: calls.append(given))
+    monkeypatch.setattr(kernels, "compile_kernel", lambda function: lambda *given: calls.append(given))
     return calls
 
 
@@ -106,6 +106,6 @@ def test_the_bytes_are_the_same_each_time_and_follow_the_seed() -> None:
 
 
 def test_without_numba_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "compiled", lambda function: None)
+    monkeypatch.setattr(kernels, "compile_kernel", lambda function: None)
     with pytest.raises(ConfigError, match="needs numba"):
         word2vec(RATINGS, 6, 3, 0)

@@ -1,4 +1,4 @@
-"""Who consents, as a list says it; what the record keeps of that; and who has withdrawn from more than the rounds."""
+"""Consent and withdrawal: lists of users, what a run records of them, and ratings without those who withdrew."""
 
 import hashlib
 from collections.abc import Collection, Iterable
@@ -11,26 +11,27 @@ from mutirao.errors import ConfigError
 from mutirao.io import read_rows, read_text
 from mutirao.systems.recsys.ratings import Ratings
 
+# Written into records of withdrawals, which are translated by these texts.
 POOLED = "those whose pooled ratings the item vectors begin from"
-JUDGES = "those who judge the model"
+EVALUATED = "those who judge the model"
 
 
 def read_names(path: Path, column: str = "") -> dict[str, int]:
-    """The users in a file, each with its line: one a line, or in the `column` of a CSV file with a header."""
+    """The users in a file with their line numbers: one on each line, or in the `column` of a CSV file with a header."""
     if not path.is_file():
-        raise ConfigError(f"{path} is not there; right would be a file with a user a line")
+        raise ConfigError(f"{path} does not exist; expected a file with one user on each line")
     found: dict[str, int] = {}
     for line, name in cells_of(path, column):
         if name in found:
-            raise ConfigError(f"{path}, line {line}: {name!r} stands in line {found[name]} already")
+            raise ConfigError(f"{path}, line {line}: {name!r} is in line {found[name]} already")
         found[name] = line
     if not found:
-        raise ConfigError(f"{path} names nobody; right would be a user a line")
+        raise ConfigError(f"{path} names no user; expected one user on each line")
     return found
 
 
 def cells_of(path: Path, column: str) -> Iterable[tuple[int, str]]:
-    """Line and name of each user in the file."""
+    """Line number and name of each user in the file."""
     text = read_text(path)
     if not column:
         return [(n, name) for n, line in enumerate(text.splitlines(), 1) if (name := line.strip())]
@@ -43,17 +44,17 @@ def cells_of(path: Path, column: str) -> Iterable[tuple[int, str]]:
     cells = [(line, row[at].strip() if at < len(row) else "") for line, row in rows if any(row)]
     empty = next((line for line, name in cells if not name), None)
     if empty is not None:
-        raise ConfigError(f"{path}, line {empty}: {column} is empty; right would be a user")
+        raise ConfigError(f"{path}, line {empty}: {column} is empty; expected a user")
     return cells
 
 
 def digest_names(names: Iterable[str]) -> str:
-    """The sha256 of the names, sorted, a line each: what `LC_ALL=C sort FILE | sha256sum` gives of a list."""
+    """The sha256 of the sorted names, one on each line, as `LC_ALL=C sort FILE | sha256sum` prints for a list."""
     return hashlib.sha256("".join(f"{name}\n" for name in sorted(names)).encode()).hexdigest()
 
 
-def facts_of(pooled: frozenset[str], listed: frozenset[str], withdrawn: frozenset[str]) -> dict[str, Any]:
-    """What the record keeps of whose ratings were pooled: how many and their digest, and the list's own."""
+def consent_facts(pooled: frozenset[str], listed: frozenset[str], withdrawn: frozenset[str]) -> dict[str, Any]:
+    """What a run records of users with pooled ratings: their number and digest, and those of the list."""
     if not pooled:
         return {}
     facts: dict[str, Any] = {"pooled": len(pooled - withdrawn), "digest": digest_names(pooled - withdrawn)}
@@ -62,18 +63,23 @@ def facts_of(pooled: frozenset[str], listed: frozenset[str], withdrawn: frozense
     return {"consent": facts}
 
 
-def parts_of(withdrawn: Iterable[str], pooled: Collection[str], judges: Collection[str]) -> dict[str, str]:
-    """What those who withdrew had part in besides the rounds; nothing of the others."""
-    parts = {
-        name: " and ".join(what for what, those in ((POOLED, pooled), (JUDGES, judges)) if name in those)
-        for name in withdrawn
-    }
-    return {name: part for name, part in parts.items() if part}
+def roles_of(withdrawn: Iterable[str], pooled: Collection[str], evaluated: Collection[str]) -> dict[str, str]:
+    """What users who withdrew were used for besides the rounds."""
+    roles: dict[str, str] = {}
+    for name in withdrawn:
+        found = []
+        if name in pooled:
+            found.append(POOLED)
+        if name in evaluated:
+            found.append(EVALUATED)
+        if found:
+            roles[name] = " and ".join(found)
+    return roles
 
 
 def without(ratings: Ratings, withdrawn: Collection[str]) -> Ratings:
-    """The ratings of all who did not withdraw."""
-    stays = [row for row, name in enumerate(ratings.users) if name not in withdrawn]
-    if ratings.users and not stays:
-        raise ConfigError("exclude: nobody is left to evaluate on, or to pool")
-    return ratings.of_users(np.array(stays, np.intp))
+    """The ratings of all users who did not withdraw."""
+    rows = [row for row, name in enumerate(ratings.users) if name not in withdrawn]
+    if ratings.users and not rows:
+        raise ConfigError("exclude: no user is left to evaluate on, or to pool")
+    return ratings.of_users(np.array(rows, np.intp))

@@ -1,8 +1,8 @@
-"""The work of many users at once, compiled by numba: rebuild each user's vector, predict, train the items.
+"""Local training of many users at once, compiled by numba: rebuild each user's vector, predict, train the items.
 
-`work` (squared errors) and `rank` (BPR) are written in plain loops and compiled where numba is installed. Without it,
-`local_training` and `bpr` do the same with NumPy, a user at a time; they agree to the accuracy of float32.
-`Recommender` always uses the NumPy functions: one user is not worth compiling for.
+`squared_kernel` (squared errors) and `bpr_kernel` (BPR) are plain loops, compiled where numba is installed. Without it,
+`local_training` does the same with NumPy, one user at a time; the results agree to the accuracy of float32.
+`Recommender` always uses NumPy: a single user is not worth compiling for.
 """
 
 import functools
@@ -16,19 +16,19 @@ import numpy as np
 from mutirao.errors import ConfigError
 
 MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # SplitMix64's numbers
-PAD = 32  # ratings are taken in steps of so many: no sum has a slow end
-NEWTON = 40  # steps at most
-STILL = 1e-4  # a step no longer than this share of the vector is the last
+PAD = 32  # sums over ratings are padded to a multiple of this, so that no vectorised loop has a slow end
+NEWTON_STEPS = 40  # at most
+TOLERANCE = 1e-4  # a step no longer than this share of the vector is the last
 FAST = {"reassoc", "contract", "nsz", "arcp"}  # sums may be reordered, but NaN and infinity stay what they are
 
 
-def work(
+def squared_kernel(
     table: Any,
     at: Any,
     y: Any,
     weights: Any,
-    left: Any,
-    lean: Any,
+    unobserved_gram: Any,
+    unobserved_right: Any,
     support: Any,
     offsets: Any,
     begins: Any,
@@ -47,22 +47,22 @@ def work(
     low: int,
     high: int,
 ) -> None:
-    """For users `low` to `high`: the vector from the support, predictions of the query, and its items trained.
+    """For users `low` to `high`: rebuild the vector from the support set, predict the query set, train its items.
 
-    User u has the ratings offsets[u]:offsets[u + 1]; x, the item vector of rating k, is row at[k] of the table. What
-    is found of the query stands from begins[u] on in `predictions` and `trained`. With biases, column 0 of the table
-    holds the items' and element 0 of the vector is the user's: p = v_0 + x_0 + sum_{j>0} v_j x_j, else p = sum v_j x_j.
-    With `passes` = 0 the vector is the exact solution of the ridge regression, to whose equations `left` and `lean` are
-    added, else that of so many passes of SGD.
+    User u has the ratings offsets[u]:offsets[u + 1]; x, the item vector of rating k, is row at[k] of the table.
+    `predictions` and `trained` of its query set begin at begins[u]. With biases, column 0 of the table holds the items'
+    and element 0 of the vector is the user's: p = v_0 + x_0 + sum_{j>0} v_j x_j, otherwise p = sum v_j x_j. With
+    `passes` = 0 the vector is the exact solution of the ridge regression, whose normal equations get
+    `unobserved_gram` and `unobserved_right` added; otherwise it takes this number of passes of SGD.
     """
     d = table.shape[1]
     first = 1 if biases else 0
     most = 0
     for user in range(low, high):
         most = max(most, offsets[user + 1] - offsets[user])
-    even = d + d % 2  # rows are worked on in pairs
+    even = d + d % 2  # rows are processed in pairs
     space = np.zeros((even + 1) * (most + PAD), np.float32)
-    root = np.zeros((even, even), np.float64)  # Cholesky's, U in U^T U
+    root = np.zeros((even, even), np.float64)  # Cholesky factor: U in U^T U
     right = np.zeros(even, np.float64)
     v = np.zeros(d, np.float32)
     for user in range(low, high):
@@ -72,7 +72,7 @@ def work(
             n = 0
             for k in range(begin, end):
                 n += support[k] and weights[k] > 0
-            # The support on its side, filled up with zeros: sums over ratings run over neighbours, in whole steps.
+            # The support set transposed and padded with zeros: sums over ratings run over neighbours in memory.
             wide = (n + PAD - 1) // PAD * PAD
             columns = space[: (even + 1) * wide].reshape(even + 1, wide)
             columns[:] = 0
@@ -97,9 +97,9 @@ def work(
                 right[i], right[i + 1] = total, other
             multiply(columns, wide, root)
             for i in range(d):
-                right[i] += lean[i]
+                right[i] += unobserved_right[i]
                 for j in range(i, d):
-                    root[i, j] += left[i, j]
+                    root[i, j] += unobserved_gram[i, j]
                 root[i, i] += ridge_bias if i < first else ridge
             take_root(root, d)
             solve(root, right, d)
@@ -146,7 +146,7 @@ def work(
 
 
 def multiply(columns: Any, wide: int, product: Any) -> None:
-    """The upper half of C C^T, of the first rows of C and so many columns."""
+    """The upper half of C C^T, for the first `wide` columns of C."""
     even = len(product)
     for i in range(0, even, 2):
         for j in range(i, even, 2):
@@ -161,7 +161,7 @@ def multiply(columns: Any, wide: int, product: Any) -> None:
 
 
 def take_root(root: Any, d: int) -> None:
-    """Cholesky's U, U^T U being the matrix given, in its place: what is left of the diagonal is never looked at."""
+    """Replace a matrix by its Cholesky factor U, with U^T U the matrix. Elements left of the diagonal are not read."""
     for i in range(d):
         fours = i // 4 * 4  # four rows at a time
         for k in range(0, fours, 4):
@@ -178,7 +178,7 @@ def take_root(root: Any, d: int) -> None:
 
 
 def solve(root: Any, right: Any, d: int) -> None:
-    """The solution of U^T U x = right, in its place."""
+    """Solve U^T U x = right in place."""
     for i in range(d):
         for k in range(i):
             right[i] -= root[k, i] * right[k]
@@ -189,7 +189,7 @@ def solve(root: Any, right: Any, d: int) -> None:
         right[i] /= root[i, i]
 
 
-def rank(
+def bpr_kernel(
     table: Any,
     at: Any,
     partner: Any,
@@ -211,10 +211,10 @@ def rank(
     low: int,
     high: int,
 ) -> None:
-    """BPR for users `low` to `high`; see `bpr.py`. If partner[k] >= 0, k was drawn for that item taken.
+    """BPR for users `low` to `high`; see `train_bpr`. If partner[k] >= 0, k is a negative of that positive.
 
-    Newton's method takes the second derivative anew only where a step with the one it has did not help enough, and
-    goes back where a step went too far.
+    Newton's method computes the Hessian again only when a step with the last one did not help enough, and goes back
+    when a step went too far.
     """
     d = table.shape[1]
     first = 1 if biases else 0
@@ -241,15 +241,15 @@ def rank(
         for k in range(begin, end):
             if support[k] and partner[k] >= 0:
                 r, s = at[begin + partner[k]], at[k]
-                for j in range(first, d):  # a user's own bias changes no rank
+                for j in range(first, d):  # the user's own bias changes no ranking
                     columns[j, n] = table[r, j] - table[s, j]
                 if biases:
                     bias[n] = table[r, 0] - table[s, 0]
                 n += 1
         v[:] = 0
         change[:] = 0
-        last, climb = 0.0, 0.0  # of the step before: the slope where it began, and along it
-        for turn in range(passes if passes > 0 else NEWTON):
+        last, climb = 0.0, 0.0  # of the last step: size of the gradient, and its product with the step
+        for turn in range(passes if passes > 0 else NEWTON_STEPS):
             for k in range(wide):
                 margin[k] = bias[k]
             for j in range(first, d):
@@ -270,7 +270,7 @@ def rank(
                 for j in range(d):
                     v[j] += rebuild_lr / max(1, n) * right[j]
                 continue
-            if beyond > climb / 2:  # far beyond the top: half of the step back
+            if beyond > climb / 2:  # far beyond the maximum: take half of the step back
                 for j in range(d):
                     change[j] /= 2
                     v[j] -= change[j]
@@ -295,7 +295,7 @@ def rank(
                 v[j] += change[j]
                 climb += right[j] * change[j]
                 longest, moved = max(longest, abs(v[j])), max(moved, abs(change[j]))
-            if moved <= STILL * longest:
+            if moved <= TOLERANCE * longest:
                 break
         for j in range(d):
             vectors[user, j] = step[j] = v[j]
@@ -335,9 +335,9 @@ def rank(
 
 
 def mark_support(seeds: Any, counts: Any, offsets: Any, support: Any) -> None:
-    """Mark counts[u] of each user's ratings as support: the first of a shuffle (Fisher and Yates) drawn from seeds[u].
+    """Mark counts[u] of each user's ratings as support: the first of a Fisher-Yates shuffle with seeds[u].
 
-    The numbers are those of SplitMix64 (Steele, Lea and Flood, 2014): any client draws the same with or without numba.
+    Random numbers are SplitMix64's (Steele, Lea and Flood, 2014), so that clients without numba sample the same.
     """
     order = np.zeros(0, np.int64)
     for user in range(len(seeds)):
@@ -359,7 +359,7 @@ def mark_support(seeds: Any, counts: Any, offsets: Any, support: Any) -> None:
 
 
 def gather_changes(x: Any, rows: Any, values: Any, shares: Any, sums: Any) -> None:
-    """sums[rows[k]] += shares[k] (values[k] - x[rows[k]]), one after the other."""
+    """sums[rows[k]] += shares[k] (values[k] - x[rows[k]]), in this order."""
     for k in range(len(rows)):
         old, new, total, share = x[rows[k]], values[k], sums[rows[k]], shares[k]
         for j in range(len(old)):
@@ -367,31 +367,31 @@ def gather_changes(x: Any, rows: Any, values: Any, shares: Any, sums: Any) -> No
 
 
 @functools.cache
-def compiled(function: Callable[..., Any]) -> Any:
-    """A function compiled; None without numba, which keeps it on disk: only the first process waits."""
+def compile_kernel(function: Callable[..., Any]) -> Any:
+    """Compile a function with numba; None without numba. It is cached on disk, so that only the first process waits."""
     try:
         numba: Any = importlib.import_module("numba")
     except ImportError:
         return None
-    if function in (work, rank):  # what they call has to be compiled too
-        known = function.__globals__ | {part.__name__: compiled(part) for part in (multiply, take_root, solve)}
-        function = FunctionType(function.__code__, known, function.__name__)
+    if function in (squared_kernel, bpr_kernel):  # the functions they call are compiled too
+        scope = function.__globals__ | {part.__name__: compile_kernel(part) for part in (multiply, take_root, solve)}
+        function = FunctionType(function.__code__, scope, function.__name__)
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": FAST}
     try:
         return numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # there is no folder to keep it in
+    except RuntimeError:  # there is no folder for the cache
         return numba.njit(**options)(function)
 
 
-def require(function: Callable[..., Any]) -> Any:
-    """A function compiled, where NumPy has no other form of it."""
-    kernel = compiled(function)
+def require_kernel(function: Callable[..., Any]) -> Any:
+    """Compile a function that has no NumPy form; ConfigError without numba."""
+    kernel = compile_kernel(function)
     if kernel is None:
         raise ConfigError("training item vectors on pooled ratings needs numba: pip install 'mutirao[recsys]'")
     return kernel
 
 
 def find_kernel(name: str) -> Any:
-    """A function of this module compiled; None without numba."""
-    known = (work, rank, mark_support, gather_changes)
-    return compiled({function.__name__: function for function in known}[name])
+    """Compile a function of this module by its name; None without numba."""
+    kernels = (squared_kernel, bpr_kernel, mark_support, gather_changes)
+    return compile_kernel({function.__name__: function for function in kernels}[name])

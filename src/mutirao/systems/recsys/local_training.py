@@ -1,4 +1,7 @@
-"""What users work on in a round, side by side, and the squared loss: rebuild the vectors, predict, train the items."""
+"""Local training of FedRecon: rebuild users' vectors from the support set, predict the query set, train its items.
+
+Many users are processed at once: by numba kernels, or, without numba, by NumPy one user at a time.
+"""
 
 import functools
 import os
@@ -11,88 +14,99 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.systems.recsys.kernels import MIX, NEWTON, STILL, compiled, find_kernel
+from mutirao.systems.recsys.kernels import MIX, NEWTON_STEPS, TOLERANCE, compile_kernel, find_kernel
 from mutirao.training.cpu_cores import core_count
 
-USER = 40  # ratings that take as long as what a user takes however few it has
-AT_ONCE = 16  # users for whom a second thread is worth its start
-PARTS = 3  # of the work a thread: who begins late, or is slow, does fewer
+USER_COST = 40  # fixed cost of a user, in ratings
+MIN_USERS = 16  # for which a second thread is worth its start
+PARTS_PER_THREAD = 3  # so that a thread that starts late, or is slow, does fewer
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 
-class Local(NamedTuple):
-    """One user's work: rows of the items, in rising order, and targets. Who brings no support draws one from `seed`."""
+class UserExamples(NamedTuple):
+    """What one user trains on: rows of the item matrix, in ascending order, and targets."""
 
-    rows: npt.NDArray[np.int32]
+    rows: Rows
     y: Floats
     seed: int = 0
-    draws: int = 0  # how many ratings to draw as support
+    support_size: int = 0  # ratings to sample as the support set, if `support` is None
     support: Mask | None = None
     weights: Floats | None = None  # None: all 1
-    partner: npt.NDArray[np.int32] | None = None  # of an item drawn, the place of that taken; -1 of those
+    partner: Rows | None = None  # of a negative, the index of its positive; -1 for positives
     ages: npt.NDArray[np.integer[Any]] | None = None  # how many of the user's items are later
 
 
 @dataclass
 class Batch:
-    """The work of some users, one after the other: what they know, then what comes of it.
+    """The examples of several users one after the other, and what training computes from them.
 
-    The vector of a rating's item is row `at` of the table. What is said of the query, of all users one after the
-    other, begins for user u at begins[u].
+    The vector of an example's item is row `at` of the table. Arrays over the query sets of all users begin for user u
+    at query_offsets[u].
     """
 
-    offsets: Ints  # of the users' ratings
-    rows: npt.NDArray[np.int32]
+    offsets: Ints  # of the users' examples
+    rows: Rows
     table: Floats
     at: npt.NDArray[np.integer[Any]]
     y: Floats
     weights: Floats
     support: Mask
-    partner: npt.NDArray[np.int32]  # of an item drawn, the place of that taken among its user's; else -1
-    query: npt.NDArray[np.intp]  # the ratings that are not support
-    begins: Ints
-    vectors: Floats  # users x dimension: they stay here
-    predictions: Floats  # of the query
-    trained: Floats  # items of the query, if they were trained
+    partner: Rows  # of a negative, the index of its positive among the user's examples; otherwise -1
+    query: npt.NDArray[np.intp]  # examples that are not in the support set
+    query_offsets: Ints
+    vectors: Floats  # users x dimension; never sent
+    predictions: Floats  # of the query set
+    trained: Floats  # items of the query set after training
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What the work depends on; see `FedRecon`. No result depends on the number of workers."""
+class SolverSettings:
+    """Hyperparameters of local training; see `FedRecon`. No result depends on the number of workers."""
 
     biases: bool
     ridge: float
     ridge_bias: float
-    passes: int  # of SGD; 0: the vector is solved for
+    passes: int  # of SGD; 0 solves for the vector exactly
     rebuild_lr: float
     lr: float
     decay: float
-    whole: float = 0.0  # how much every item there is counts as 0 in the vector
-    fast: bool = True
+    unobserved_weight: float = 0.0  # weight of every item as a zero in the vector's least squares
+    compiled: bool = True
     workers: int = 0
 
 
-def batch_of(
-    works: Sequence[Local], table: Floats, centre: float, fast: bool, at: npt.NDArray[np.integer[Any]] | None = None
+def make_batch(
+    users: Sequence[UserExamples],
+    table: Floats,
+    centre: float,
+    compiled: bool,
+    at: npt.NDArray[np.integer[Any]] | None = None,
 ) -> Batch:
-    """The work of some users side by side. The table has all items, unless `at` says where each rating's stands.
+    """Put the examples of several users one after the other, with targets relative to `centre`.
 
-    Targets are counted from `centre`.
+    The table has all items, unless `at` gives the row of each example's item.
     """
-    offsets = np.array([0, *accumulate(len(w.rows) for w in works)])
-    rows, y = np.concatenate([w.rows for w in works]), np.concatenate([w.y for w in works])
-    if works[0].support is not None:
-        support = np.concatenate([w.support for w in works if w.support is not None])
+    offsets = np.array([0, *accumulate(len(user.rows) for user in users)])
+    rows = np.concatenate([user.rows for user in users])
+    y = np.concatenate([user.y for user in users])
+    if users[0].support is not None:
+        support = np.concatenate([user.support for user in users if user.support is not None])
     else:
-        support = draw_support([w.seed for w in works], [w.draws for w in works], offsets, fast)
-    weighted = works[0].weights is not None
+        support = sample_support([u.seed for u in users], [u.support_size for u in users], offsets, compiled)
+    weights = np.ones_like(y)
+    if users[0].weights is not None:
+        weights = np.concatenate([user.weights for user in users if user.weights is not None])
+    partner = np.full(len(rows), -1, np.int32)
+    if users[0].partner is not None:
+        partner = np.concatenate([user.partner for user in users if user.partner is not None])
     query = np.flatnonzero(~support)
     return Batch(
         offsets=offsets,
@@ -100,21 +114,21 @@ def batch_of(
         table=table,
         at=rows if at is None else at,
         y=(y - np.float32(centre)).astype(np.float32, copy=False),
-        weights=np.concatenate([w.weights for w in works if w.weights is not None]) if weighted else np.ones_like(y),
+        weights=weights,
         support=support,
-        partner=np.concatenate([np.full(len(w.rows), -1, np.int32) if w.partner is None else w.partner for w in works]),
+        partner=partner,
         query=query,
-        begins=np.searchsorted(query, offsets),
-        vectors=np.zeros((len(works), table.shape[1]), np.float32),
+        query_offsets=np.searchsorted(query, offsets),
+        vectors=np.zeros((len(users), table.shape[1]), np.float32),
         predictions=np.zeros(len(query), np.float32),
         trained=np.zeros((0, table.shape[1]), np.float32),
     )
 
 
-def draw_support(seeds: Sequence[int], counts: Sequence[int], offsets: Ints, fast: bool) -> Mask:
-    """A mask with so many ratings of each user, drawn from its seed; the same with numba and without."""
+def sample_support(seeds: Sequence[int], counts: Sequence[int], offsets: Ints, compiled: bool) -> Mask:
+    """A mask of the support sets, sampled from each user's seed; the same with numba and without."""
     support = np.zeros(offsets[-1], np.bool_)
-    mark_support = find_kernel("mark_support") if fast else None
+    mark_support = find_kernel("mark_support") if compiled else None
     if mark_support is not None:
         mark_support(np.array(seeds, np.uint64), np.array(counts, np.int64), offsets, support)
         return support
@@ -125,15 +139,15 @@ def draw_support(seeds: Sequence[int], counts: Sequence[int], offsets: Ints, fas
 
 
 def shuffle(values: list[int], count: int, state: int) -> tuple[list[int], int]:
-    """The first `count` of a shuffle (Fisher and Yates), and the state after it."""
+    """The first `count` of a Fisher-Yates shuffle, and the random state after it."""
     for k in range(count):
-        state, z = mix_bits(state)
+        state, z = splitmix64(state)
         at = k + z % (len(values) - k)
         values[k], values[at] = values[at], values[k]
     return values[:count], state
 
 
-def mix_bits(state: int) -> tuple[int, int]:
+def splitmix64(state: int) -> tuple[int, int]:
     """The next state and number of SplitMix64 (Steele, Lea and Flood, 2014)."""
     last = (1 << 64) - 1
     state = (state + MIX[0]) & last
@@ -142,239 +156,282 @@ def mix_bits(state: int) -> tuple[int, int]:
     return state, z ^ (z >> 31)
 
 
-def rebuild_and_train(rules: Rules, batch: Batch, epochs: int, proximal: float = 0.0) -> None:
-    """Fill in the vectors and predictions of a batch, then let the items of its queries make `epochs` steps."""
-    work, against = find_kernel("work") if rules.fast else None, against_all(rules, batch)
+# Squared errors
+
+
+def train_squared(settings: SolverSettings, batch: Batch, epochs: int, proximal: float = 0.0) -> None:
+    """Fill in the vectors and predictions of a batch, then train the items of the query sets for `epochs` steps."""
+    unobserved = unobserved_terms(settings, batch)
     batch.trained = np.empty((len(batch.query) if epochs else 0, batch.table.shape[1]), np.float32)
-    if work is None:
+    kernel = find_kernel("squared_kernel") if settings.compiled else None
+    if kernel is None:
         for user in range(len(batch)):
-            work_plainly(rules, batch, user, epochs, proximal, against)
+            train_squared_numpy(settings, batch, user, epochs, proximal, unobserved)
         return
-    spread(work, (batch.table, batch.at, batch.y, batch.weights, *against), rules, batch, epochs, proximal)
+    inputs = (batch.table, batch.at, batch.y, batch.weights, *unobserved)
+    run_kernel(kernel, inputs, settings, batch, epochs, proximal)
 
 
-def against_all(rules: Rules, batch: Batch) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """What all items, as zeros that count `whole`, add to the equations of every vector: to the left and the right."""
+def unobserved_terms(settings: SolverSettings, batch: Batch) -> tuple[Doubles, Doubles]:
+    """What all items as weighted zeros add to the normal equations of every vector: the matrix and the right side."""
     table = batch.table
-    if not rules.whole:
+    if not settings.unobserved_weight:
         return np.zeros((table.shape[1], table.shape[1])), np.zeros(table.shape[1])
     if batch.at is not batch.rows:
-        raise ValueError("others=all needs the whole item matrix, and was sent some rows")
-    features, known = table.copy(), table[:, : int(rules.biases)].sum(1)
-    features[:, : int(rules.biases)] = 1
-    left, right = features.T @ features, features.T @ known
-    return rules.whole * left.astype(np.float64), -rules.whole * right.astype(np.float64)
+        raise ValueError("others=all needs the whole item matrix, but only some rows were sent")
+    first = int(settings.biases)
+    features = table.copy()
+    features[:, :first] = 1
+    gram = features.T @ features
+    right = features.T @ table[:, :first].sum(1)
+    return settings.unobserved_weight * gram.astype(np.float64), -settings.unobserved_weight * right.astype(np.float64)
 
 
-def spread(work: Any, given: tuple[Any, ...], rules: Rules, batch: Batch, epochs: int, proximal: float) -> None:
-    """Let a kernel do the users' work on as many threads as there are cores."""
-    how_vectors = (rules.biases, rules.ridge, rules.ridge_bias, rules.passes, rules.rebuild_lr)
-    numbers = (*how_vectors, epochs, rules.lr, rules.decay, proximal)
-    whose = (batch.support, batch.offsets, batch.begins)
-    arrays = (*given, *whose, batch.vectors, batch.predictions, batch.trained)
-    workers = rules.workers or core_count()
-    if workers == 1 or len(batch) < AT_ONCE:
-        work(*arrays, *numbers, 0, len(batch))
+def run_kernel(
+    kernel: Any, inputs: tuple[Any, ...], settings: SolverSettings, batch: Batch, epochs: int, proximal: float
+) -> None:
+    """Run a kernel over the users of a batch on as many threads as there are cores."""
+    rebuilding = (settings.biases, settings.ridge, settings.ridge_bias, settings.passes, settings.rebuild_lr)
+    numbers = (*rebuilding, epochs, settings.lr, settings.decay, proximal)
+    users = (batch.support, batch.offsets, batch.query_offsets)
+    arrays = (*inputs, *users, batch.vectors, batch.predictions, batch.trained)
+    workers = settings.workers or core_count()
+    if workers == 1 or len(batch) < MIN_USERS:
+        kernel(*arrays, *numbers, 0, len(batch))
         return
-    cost = batch.offsets + USER * np.arange(len(batch) + 1)  # users differ in ratings: deal the work evenly
-    parts = PARTS * workers
+    # Users differ in their number of ratings: parts have equal cost, and each thread takes the next one that is left.
+    cost = batch.offsets + USER_COST * np.arange(len(batch) + 1)
+    parts = PARTS_PER_THREAD * workers
     ends = [0, *np.searchsorted(cost, [cost[-1] * k // parts for k in range(1, parts)]).tolist(), len(batch)]
-    left = iter(list(pairwise(ends)))  # every thread takes the next part until there is none
+    left = iter(list(pairwise(ends)))
 
-    def take_parts() -> None:
-        for part in left:
-            work(*arrays, *numbers, *part)
+    def run_parts() -> None:
+        for low, high in left:
+            kernel(*arrays, *numbers, low, high)
 
-    others = [pool(workers - 1, os.getpid()).submit(take_parts) for _ in range(workers - 1)]
-    take_parts()
+    others = [thread_pool(workers - 1, os.getpid()).submit(run_parts) for _ in range(workers - 1)]
+    run_parts()
     for other in others:
-        if not other.cancel():  # one that has not begun, on a busy machine, is not waited for
+        if not other.cancel():  # a thread that has not started on a busy machine is not waited for
             other.result()
 
 
 @functools.lru_cache(maxsize=4)
-def pool(workers: int, process: int) -> ThreadPoolExecutor:
-    """The threads of this process; a forked child has none of its parent's."""
+def thread_pool(workers: int, process: int) -> ThreadPoolExecutor:
+    """The threads of this process: a forked child has none of its parent's."""
     return ThreadPoolExecutor(workers, thread_name_prefix="mutirao-users")
 
 
-def work_plainly(
-    rules: Rules,
+def train_squared_numpy(
+    settings: SolverSettings,
     batch: Batch,
     user: int,
     epochs: int,
     proximal: float,
-    against: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]],
+    unobserved: tuple[Doubles, Doubles],
 ) -> None:
-    """One user's work with NumPy: what `mutirao.systems.recsys.kernels.work` does in compiled loops."""
-    mine = slice(batch.offsets[user], batch.offsets[user + 1])
-    asked = slice(batch.begins[user], batch.begins[user + 1])
-    y, w, chosen = batch.y[mine], batch.weights[mine], batch.support[mine]
-    # With biases, 1 takes the place of the item's bias, which is taken off the target: v_0 then is the user's bias.
-    x, first = batch.table[batch.at[mine]].astype(np.float64), int(rules.biases)
-    features, known = x.copy(), x[:, :first].sum(1)
+    """Train one user with NumPy, as `kernels.squared_kernel` does in compiled loops."""
+    of_user = slice(batch.offsets[user], batch.offsets[user + 1])
+    of_query = slice(batch.query_offsets[user], batch.query_offsets[user + 1])
+    y = batch.y[of_user]
+    weights = batch.weights[of_user]
+    support = batch.support[of_user]
+    # With biases, a feature of 1 replaces the item's bias, which is subtracted from the target: v_0 is the user's bias.
+    x = batch.table[batch.at[of_user]].astype(np.float64)
+    first = int(settings.biases)
+    item_bias = x[:, :first].sum(1)
+    features = x.copy()
     features[:, :first] = 1
-    penalty = np.full(x.shape[1], rules.ridge)
-    penalty[:first] = rules.ridge_bias
-    if rules.passes:
+    penalty = np.full(x.shape[1], settings.ridge)
+    penalty[:first] = settings.ridge_bias
+    if settings.passes:
         v = np.zeros(x.shape[1], np.float64)
-        for _ in range(rules.passes):
-            for k in np.flatnonzero(chosen):
-                pull = rules.rebuild_lr * w[k] * (y[k] - known[k] - features[k] @ v)
-                v = (1 - rules.rebuild_lr * penalty) * v + pull * features[k]
+        for _ in range(settings.passes):
+            for k in np.flatnonzero(support):
+                pull = settings.rebuild_lr * weights[k] * (y[k] - item_bias[k] - features[k] @ v)
+                v = (1 - settings.rebuild_lr * penalty) * v + pull * features[k]
     else:
-        s, weight = features[chosen], w[chosen].astype(np.float64)
-        gram = (s * weight[:, None]).T @ s + np.diag(penalty) + against[0]
-        v = np.asarray(np.linalg.solve(gram, s.T @ (weight * (y - known)[chosen]) + against[1]), np.float64)
+        s = features[support]
+        weight = weights[support].astype(np.float64)
+        gram = (s * weight[:, None]).T @ s + np.diag(penalty) + unobserved[0]
+        v = np.asarray(np.linalg.solve(gram, s.T @ (weight * (y - item_bias)[support]) + unobserved[1]), np.float64)
     batch.vectors[user] = v
-    query = ~chosen
-    batch.predictions[asked] = known[query] + features[query] @ v
-    step = np.where(np.arange(x.shape[1]) < first, 1.0, v)  # d p / d x
-    moved, constant = x[query], v[:first].sum()
+    query = ~support
+    batch.predictions[of_query] = item_bias[query] + features[query] @ v
+    slope = np.where(np.arange(x.shape[1]) < first, 1.0, v)  # dp/dx
+    trained = x[query]
+    user_bias = v[:first].sum()
     for _ in range(epochs):
-        error = w[query] * (y[query] - constant - moved @ step)
-        pull_back = rules.decay * moved + proximal * (moved - x[query])
-        moved = moved + rules.lr * (np.outer(error, step) - pull_back)
+        error = weights[query] * (y[query] - user_bias - trained @ slope)
+        pull_back = settings.decay * trained + proximal * (trained - x[query])
+        trained = trained + settings.lr * (np.outer(error, slope) - pull_back)
     if epochs:
-        batch.trained[asked] = moved
+        batch.trained[of_query] = trained
 
 
-def rank_and_train(rules: Rules, batch: Batch, epochs: int, proximal: float = 0.0) -> None:
-    """Rebuild vectors from the pairs of the support, then let the items of the query's pairs make `epochs` steps.
+# BPR
 
-    For a pair (i, j) with s = p_i - p_j the loss is -ln sigmoid(s), to which the vector adds ridge / 2 |v|^2. The items
-    move along sigmoid(-s) times the derivative of s, all pairs of a user at once.
+
+def train_bpr(settings: SolverSettings, batch: Batch, epochs: int, proximal: float = 0.0) -> None:
+    """Rebuild vectors from the pairs of the support set, then train the items of the query's pairs.
+
+    For a pair (i, j) with s = p_i - p_j the loss is -ln sigmoid(s); the vector adds ridge / 2 |v|^2. Items move along
+    sigmoid(-s) times the derivative of s, all pairs of a user at once.
     Rendle, Freudenthaler, Gantner and Schmidt-Thieme, 2009.
     """
-    first, rank = int(rules.biases), find_kernel("rank") if rules.fast else None
     batch.trained = np.empty((len(batch.query) if epochs else 0, batch.table.shape[1]), np.float32)
-    if rank is not None:
-        spread(rank, (batch.table, batch.at, batch.partner), rules, batch, epochs, proximal)
+    kernel = find_kernel("bpr_kernel") if settings.compiled else None
+    if kernel is not None:
+        run_kernel(kernel, (batch.table, batch.at, batch.partner), settings, batch, epochs, proximal)
         return
     for user in range(len(batch)):
-        mine = slice(batch.offsets[user], batch.offsets[user + 1])
-        asked = slice(batch.begins[user], batch.begins[user + 1])
-        x, partner, known = batch.table[batch.at[mine]].astype(np.float64), batch.partner[mine], batch.support[mine]
-        drawn = np.flatnonzero(partner >= 0)
-        pairs = np.stack([partner[drawn], drawn])
-        i, j = pairs[:, known[pairs[0]]]
-        gap = x[i] - x[j]
-        bias = gap[:, :first].sum(1)
-        gap[:, :first] = 0  # a user's own bias changes no rank
-        v = rebuild_vector(rules, gap, bias)
-        step = v.copy()
-        step[:first] = 1  # d p / d x
-        batch.vectors[user] = v
-        batch.predictions[asked] = x[~known] @ step
-        if epochs:
-            batch.trained[asked] = train_pairs(rules, x, step, pairs[:, ~known[pairs[0]]], epochs, proximal)[~known]
+        train_bpr_numpy(settings, batch, user, epochs, proximal)
 
 
-def rebuild_vector(rules: Rules, gap: Doubles, bias: Doubles) -> Doubles:
-    """The vector under which the pairs are likeliest: by Newton's method, or by so many passes of gradient descent."""
+def train_bpr_numpy(settings: SolverSettings, batch: Batch, user: int, epochs: int, proximal: float) -> None:
+    """Train one user with NumPy, as `kernels.bpr_kernel` does in compiled loops."""
+    first = int(settings.biases)
+    of_user = slice(batch.offsets[user], batch.offsets[user + 1])
+    of_query = slice(batch.query_offsets[user], batch.query_offsets[user + 1])
+    x = batch.table[batch.at[of_user]].astype(np.float64)
+    partner = batch.partner[of_user]
+    support = batch.support[of_user]
+    negatives = np.flatnonzero(partner >= 0)
+    pairs = np.stack([partner[negatives], negatives])
+    i, j = pairs[:, support[pairs[0]]]
+    gap = x[i] - x[j]
+    bias = gap[:, :first].sum(1)
+    gap[:, :first] = 0  # the user's own bias changes no ranking
+    v = rebuild_vector(settings, gap, bias)
+    slope = v.copy()
+    slope[:first] = 1  # dp/dx
+    batch.vectors[user] = v
+    batch.predictions[of_query] = x[~support] @ slope
+    if epochs:
+        query_pairs = pairs[:, ~support[pairs[0]]]
+        batch.trained[of_query] = train_pairs(settings, x, slope, query_pairs, epochs, proximal)[~support]
+
+
+def rebuild_vector(settings: SolverSettings, gap: Doubles, bias: Doubles) -> Doubles:
+    """The vector that maximises the likelihood of the pairs, by Newton's method or by gradient descent."""
     v: Doubles = np.zeros(gap.shape[1])
-    change, climb = v.copy(), 0.0
-    for _ in range(rules.passes or NEWTON):
-        under = below(bias + gap @ v)
-        slope = gap.T @ under - rules.ridge * v
-        if rules.passes:
-            v += rules.rebuild_lr / max(1, len(gap)) * slope
-        elif -slope @ change > climb / 2:  # far beyond the top: half of the step back
-            change, climb = change / 2, climb / 2
+    change = v.copy()
+    climb = 0.0
+    for _ in range(settings.passes or NEWTON_STEPS):
+        below = negative_sigmoid(bias + gap @ v)
+        slope = gap.T @ below - settings.ridge * v
+        if settings.passes:
+            v += settings.rebuild_lr / max(1, len(gap)) * slope
+        elif -slope @ change > climb / 2:  # far beyond the maximum: take half of the step back
+            change = change / 2
+            climb = climb / 2
             v -= change
         else:
-            bend = (gap * (under * (1 - under))[:, None]).T @ gap
-            change = np.asarray(np.linalg.solve(bend + max(rules.ridge, 1e-6) * np.eye(len(v)), slope), np.float64)
+            hessian = (gap * (below * (1 - below))[:, None]).T @ gap + max(settings.ridge, 1e-6) * np.eye(len(v))
+            change = np.asarray(np.linalg.solve(hessian, slope), np.float64)
             climb = float(slope @ change)
             v += change
-            if np.abs(change).max() <= STILL * np.abs(v).max():
+            if np.abs(change).max() <= TOLERANCE * np.abs(v).max():
                 break
     return v
 
 
 def train_pairs(
-    rules: Rules, x: Doubles, step: Doubles, pairs: npt.NDArray[np.int64], epochs: int, proximal: float
+    settings: SolverSettings, x: Doubles, slope: Doubles, pairs: Ints, epochs: int, proximal: float
 ) -> Doubles:
     """The items of the pairs after `epochs` steps."""
     i, j = pairs
-    start, moving = x.copy(), np.zeros((len(x), 1))
+    start = x.copy()
+    moving = np.zeros((len(x), 1))
     moving[pairs.ravel()] = 1
     for _ in range(epochs):
-        force = below((x[i] - x[j]) @ step)
+        force = negative_sigmoid((x[i] - x[j]) @ slope)
         pull = np.bincount(i, force, len(x)) - np.bincount(j, force, len(x))
-        x = x + rules.lr * moving * (np.outer(pull, step) - rules.decay * x - proximal * (x - start))
+        x = x + settings.lr * moving * (np.outer(pull, slope) - settings.decay * x - proximal * (x - start))
     return x
 
 
-def below(s: Doubles) -> Doubles:
+def negative_sigmoid(s: Doubles) -> Doubles:
     """sigmoid(-s), without overflow."""
     return np.asarray(0.5 * (1 - np.tanh(0.5 * s)))
 
 
-def draw_others(
-    works: Sequence[Local],
+# Negative sampling
+
+
+def add_negatives(
+    users: Sequence[UserExamples],
     items: int,
     negatives: int,
     weight: float,
     rebuild_weight: float,
     half_life: float,
     *,
-    fast: bool,
-) -> list[Local]:
-    """The works with `negatives` times as many others beside the items taken, each going where its item goes.
+    compiled: bool,
+) -> list[UserExamples]:
+    """Add `negatives` sampled negatives for each positive, in the same set (support or query) as the positive.
 
-    Both come in rising order, which does not tell which were taken. Taken is 1, another 0, counting `weight`. Drawn,
-    from each user's `seed`, are first the others, then `draws` of the items taken as support; the n-th other is the
-    partner of the n-th item, modulo the items. With a `half_life`, an item of the support counts 2^-(age / half_life).
+    Items are in ascending order, which does not reveal the positives. Targets are 1 for positives and 0 for negatives,
+    which have the given weights. Sampled from each user's seed are first the negatives, then the positives of the
+    support set; the n-th negative is the partner of the n-th positive, modulo the positives. With a `half_life`, a
+    positive of the support set has the weight 2^-(age / half_life).
     """
-    taken = np.array([len(w.rows) for w in works])
-    wanted = np.minimum(negatives * taken, items - taken)
-    offsets, begins = (np.concatenate([[0], np.cumsum(n)]) for n in (taken, taken + wanted))
-    rows, owner = np.empty(begins[-1], np.int32), np.empty(begins[-1], np.int32)
-    y, support = np.empty(begins[-1], np.float32), np.empty(begins[-1], np.bool_)
-    seeds, draws = np.array([w.seed for w in works], np.uint64), np.array([w.draws for w in works])
-    fill = (compiled(fill_others) if fast else None) or fill_plainly
-    fill(seeds, draws, offsets, np.concatenate([w.rows for w in works]), items, begins, rows, y, support, owner)
-    other = y == 0
-    at = owner + np.repeat(offsets[:-1], taken + wanted)  # the item taken, among all users'
+    positives = np.array([len(user.rows) for user in users])
+    sampled = np.minimum(negatives * positives, items - positives)
+    totals = positives + sampled
+    offsets = np.concatenate([[0], np.cumsum(positives)])
+    ends = np.concatenate([[0], np.cumsum(totals)])
+    rows = np.empty(ends[-1], np.int32)
+    owner = np.empty(ends[-1], np.int32)
+    y = np.empty(ends[-1], np.float32)
+    support = np.empty(ends[-1], np.bool_)
+    seeds = np.array([user.seed for user in users], np.uint64)
+    sizes = np.array([user.support_size for user in users])
+    fill = (compile_kernel(fill_negatives) if compiled else None) or fill_negatives_numpy
+    fill(seeds, sizes, offsets, np.concatenate([u.rows for u in users]), items, ends, rows, y, support, owner)
+    is_negative = y == 0
+    positive = owner + np.repeat(offsets[:-1], totals)  # index of the positive among those of all users
     place = np.empty(offsets[-1], np.int32)
-    place[at[~other]] = (np.arange(begins[-1]) - np.repeat(begins[:-1], taken + wanted))[~other]
-    partner = np.where(other, place[at], np.int32(-1))
-    counts = np.ones(offsets[-1], np.float32)
+    place[positive[~is_negative]] = (np.arange(ends[-1]) - np.repeat(ends[:-1], totals))[~is_negative]
+    partner = np.where(is_negative, place[positive], np.int32(-1))
+    age_weights = np.ones(offsets[-1], np.float32)
     if half_life > 0:
-        ages = np.concatenate([np.zeros(len(w.rows)) if w.ages is None else w.ages for w in works])
-        counts = np.exp2(-ages / half_life).astype(np.float32)
-    known, asked = np.where(other, np.float32(rebuild_weight), counts[at]), np.where(other, np.float32(weight), 1)
-    weights = np.where(support, known, asked).astype(np.float32)
-    return [
-        Local(rows[a:b], y[a:b], 0, 0, support[a:b], weights[a:b], partner[a:b]) for a, b in pairwise(begins.tolist())
-    ]
+        ages = np.concatenate([np.zeros(len(u.rows)) if u.ages is None else u.ages for u in users])
+        age_weights = np.exp2(-ages / half_life).astype(np.float32)
+    support_weights = np.where(is_negative, np.float32(rebuild_weight), age_weights[positive])
+    query_weights = np.where(is_negative, np.float32(weight), 1)
+    weights = np.where(support, support_weights, query_weights).astype(np.float32)
+    examples = []
+    for begin, end in pairwise(ends.tolist()):
+        mine = slice(begin, end)
+        examples.append(UserExamples(rows[mine], y[mine], 0, 0, support[mine], weights[mine], partner[mine]))
+    return examples
 
 
-def fill_others(
+def fill_negatives(
     seeds: Any,
-    draws: Any,
+    sizes: Any,
     offsets: Any,
-    taken: Any,
+    positives: Any,
     items: int,
-    begins: Any,
+    ends: Any,
     rows: Any,
     y: Any,
     support: Any,
     owner: Any,
 ) -> None:
-    """For each user, from begins[user] on: rows, 1 or 0, whether they are support, and by which item taken.
+    """For each user, from ends[user] on: rows, targets, whether they are support, and the index of their positive.
 
-    Compiled by numba. The numbers are those of SplitMix64 (Steele, Lea and Flood, 2014), the draws the first of
-    shuffles (Fisher and Yates): `fill_plainly` draws the same.
+    Compiled by numba. Random numbers are SplitMix64's (Steele, Lea and Flood, 2014), samples the first of Fisher-Yates
+    shuffles: `fill_negatives_numpy` samples the same.
     """
     free, mark = np.zeros(items, np.int32), np.zeros(items, np.int32)
     order, chosen = np.zeros(items, np.int32), np.zeros(items, np.bool_)
     for user in range(len(seeds)):
         first, n = offsets[user], offsets[user + 1] - offsets[user]
-        wanted = begins[user + 1] - begins[user] - n
+        wanted = ends[user + 1] - ends[user] - n
         for k in range(n):
-            mark[taken[first + k]] = k + 1
+            mark[positives[first + k]] = k + 1
             order[k] = k
             chosen[k] = False
         left = 0
@@ -383,7 +440,7 @@ def fill_others(
                 free[left] = i
                 left += 1
         state = np.uint64(seeds[user])
-        for k in range(wanted + draws[user]):
+        for k in range(wanted + sizes[user]):
             state += np.uint64(MIX[0])
             z = (state ^ (state >> np.uint64(30))) * np.uint64(MIX[1])
             z = (z ^ (z >> np.uint64(27))) * np.uint64(MIX[2])
@@ -397,7 +454,7 @@ def fill_others(
                 at = t + np.int64(z % np.uint64(n - t))
                 order[t], order[at] = order[at], order[t]
                 chosen[order[t]] = True
-        place = begins[user]
+        place = ends[user]
         for i in range(items):
             if mark[i] != 0:
                 mine = mark[i] - 1 if mark[i] > 0 else (-1 - mark[i]) % n
@@ -409,26 +466,28 @@ def fill_others(
                 place += 1
 
 
-def fill_plainly(
+def fill_negatives_numpy(
     seeds: Any,
-    draws: Any,
+    sizes: Any,
     offsets: Any,
-    taken: Any,
+    positives: Any,
     items: int,
-    begins: Any,
+    ends: Any,
     rows: Any,
     y: Any,
     support: Any,
     owner: Any,
 ) -> None:
-    """`fill_others` without numba."""
+    """`fill_negatives` without numba."""
     for user, state in enumerate(seeds.tolist()):
-        mine, here = taken[offsets[user] : offsets[user + 1]], slice(begins[user], begins[user + 1])
-        n, wanted = len(mine), here.stop - here.start - len(mine)
+        mine = positives[offsets[user] : offsets[user + 1]]
+        here = slice(ends[user], ends[user + 1])
+        n = len(mine)
+        wanted = here.stop - here.start - n
         free = np.setdiff1d(np.arange(items), mine)
-        others, state = shuffle(free.tolist(), wanted, state)
-        first, state = shuffle(list(range(n)), int(draws[user]), state)
-        both = np.concatenate([mine, np.array(others, np.int64)])
+        negatives, state = shuffle(free.tolist(), wanted, state)
+        first, state = shuffle(list(range(n)), int(sizes[user]), state)
+        both = np.concatenate([mine, np.array(negatives, np.int64)])
         order = np.argsort(both)
         rows[here] = both[order]
         owner[here] = np.concatenate([np.arange(n), np.arange(wanted) % n])[order]

@@ -11,7 +11,7 @@ from mutirao.core.fleet import Reply, Request, Site
 from mutirao.errors import ConfigError
 from mutirao.randomness import derive_seed, rng
 from mutirao.systems.recsys.embeddings import SPREAD, Embeddings
-from mutirao.systems.recsys.kernels import MIX, require
+from mutirao.systems.recsys.kernels import MIX, require_kernel
 from mutirao.systems.recsys.ratings import Ratings
 
 WORDS = 1_000_000  # items read in all: smaller sets are read more often
@@ -130,7 +130,7 @@ def one_epoch(ratings: Ratings, how: Factorisation, draw: np.random.Generator, u
     """Train `users` and `items` in place by every rating once, in an order drawn; the RMSE as met on the way."""
     owners, order = ratings.owners(), draw.permutation(len(ratings))
     y = ratings.values - np.float32(centre(ratings, how.biases))
-    total = require(factorise)(users, items, owners, ratings.items, y, order, how.biases, how.lr, how.decay)
+    total = require_kernel(factorise)(users, items, owners, ratings.items, y, order, how.biases, how.lr, how.decay)
     if not np.isfinite(total):
         raise ConfigError(f"the factorisation diverged; lr={how.lr} is too large for these ratings")
     return float(np.sqrt(total / len(ratings)))
@@ -198,7 +198,7 @@ class Pooled:
     provides = frozenset({"metrics:loss"})
 
     def __post_init__(self) -> None:
-        require(factorise)  # fails before the first round, not in it
+        require_kernel(factorise)  # fails before the first round, not in it
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """One epoch; the users' vectors stay in the site's state."""
@@ -220,7 +220,7 @@ def word2vec(ratings: Ratings, dimension: int, window: int, seed: int) -> Floats
     by popularity^0.75. An item of the share f of all ratings is kept with probability sqrt(t / f) + t / f, t = 0.001.
     One thread, one pair after the other: the same bytes each time.
     """
-    train = require(follow)
+    train = require_kernel(follow)
     counts = np.bincount(ratings.items, minlength=len(ratings.catalogue))
     epochs = min(max(5, WORDS // len(ratings)), 50)
     share = np.maximum(counts / (SAMPLE * len(ratings)), 1e-12)

@@ -150,7 +150,7 @@ class Target:
     def query(self, user: ClientId) -> dict[int, float]:
         """The ratings (or 1 and 0 for implicit feedback) of the items that the user's update trains."""
         data = self.task({}).population[user]
-        work = self.method.drawn([self.method.local(data, user, self.drill.seed, HONEST_ROUNDS + 1)])[0]
+        work = self.method.with_negatives([self.method.examples(data, user, self.drill.seed, HONEST_ROUNDS + 1)])[0]
         truth = dict(zip(work.rows.tolist(), work.y.tolist(), strict=True))
         request = Request("train", {ITEMS: self.items}, {"seed": self.drill.seed, "round": HONEST_ROUNDS + 1})
         rows = self.method(request, Site(user, data)).arrays[ITEM_ROWS].tolist()

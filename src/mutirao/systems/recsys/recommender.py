@@ -1,6 +1,6 @@
-"""Recommend to a user nobody knows: rebuild a vector from a few ratings, here and now, and rank all items by it.
+"""Recommend to any user: rebuild a vector from a few ratings and rank all items by it.
 
-Needs nothing but NumPy and the file of item vectors; the ratings go nowhere.
+Needs only NumPy and the file of item vectors. The ratings are not stored or sent.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,13 +17,13 @@ from mutirao.randomness import derive_seed
 from mutirao.systems.recsys.cold_items import add_cold
 from mutirao.systems.recsys.embeddings import Embeddings, has_biases, load_embeddings
 from mutirao.systems.recsys.fedrecon import FedRecon
-from mutirao.systems.recsys.local_training import Local, batch_of
+from mutirao.systems.recsys.local_training import UserExamples, make_batch
 from mutirao.systems.recsys.ratings import Taste
 from mutirao.systems.recsys.readers import read_catalogue
 
 
 class Recommendation(NamedTuple):
-    """An item, and the rating expected of the user, cut to the scale (a plain score for implicit feedback)."""
+    """An item and its predicted rating, clipped to the scale (for implicit feedback, its score)."""
 
     id: str
     title: str
@@ -32,7 +32,7 @@ class Recommendation(NamedTuple):
 
 @dataclass(frozen=True)
 class Recommender:
-    """Ranks the items of `embeddings` for anyone; the card says how vectors are rebuilt.
+    """Ranks the items of `embeddings` for any user. Their card has the settings for rebuilding vectors.
 
     >>> from mutirao.systems.recsys.catalogues import Catalogue
     >>> films = Catalogue(("a", "b", "c"), ("Ant", "Bee", "Cat"), np.zeros(3, np.int32), np.zeros(3, np.int64))
@@ -45,19 +45,19 @@ class Recommender:
 
     @classmethod
     def of(cls, file: Path | str) -> "Recommender":
-        """From a file of item vectors."""
+        """Load a file of item vectors."""
         return cls(load_embeddings(Path(file)))
 
     def with_cold(self, catalogue: Path | str) -> "Recommender":
-        """The same with the items of a catalogue that nobody rated: vectors predicted from genres, decades, titles."""
+        """Add the catalogue's items without ratings, with vectors predicted from genres, decades and titles."""
         return Recommender(add_cold(self.embeddings, read_catalogue(Path(catalogue).expanduser())))
 
     @cached_property
     def method(self) -> FedRecon:
-        """How vectors are rebuilt: as the card says, or by default."""
+        """FedRecon with the settings of the card, or the defaults."""
         card = self.embeddings.card
-        known = {f.name for f in fields(FedRecon)} - {"items", "dimension", "biases", "compiled", "workers", "levels"}
-        settings: dict[str, Any] = {k: v for k, v in card.items() if k in known}
+        serving = {f.name for f in fields(FedRecon)} - {"items", "dimension", "biases", "compiled", "workers", "levels"}
+        settings: dict[str, Any] = {k: v for k, v in card.items() if k in serving}
         if levels := levels_of(card):
             settings["levels"] = levels
         items, dimension = self.embeddings.vectors.shape
@@ -68,10 +68,11 @@ class Recommender:
         return self.embeddings.catalogue.rows()
 
     def vector(self, ratings: Mapping[str, float]) -> npt.NDArray[np.float32]:
-        """The user's vector, rebuilt from ratings by item id; for implicit feedback the values do not matter."""
-        method, items = self.method, self.embeddings.vectors
+        """The user's vector, rebuilt from ratings by item id. For implicit feedback the values have no effect."""
+        method = self.method
         self._check_known(ratings)
-        low, high = method.levels[0], method.levels[-1]
+        low = method.levels[0]
+        high = method.levels[-1]
         for name, value in ratings.items():
             if not np.isfinite(value) or (not method.implicit and not low <= value <= high):
                 raise ConfigError(f"item {name!r}: a rating of {value:g} is not on the scale from {low:g} to {high:g}")
@@ -80,22 +81,23 @@ class Recommender:
         rows = np.array([self._rows[i] for i in ratings], np.int32)
         taste = Taste(rows, np.array(list(ratings.values()), np.float32))
         if method.implicit:
-            (work,) = method.drawn([method.known(taste, derive_seed(0, 0, "serve"))])
+            (user,) = method.with_negatives([method.all_support(taste, derive_seed(0, 0, "serve"))])
         else:
-            work = Local(taste.items, taste.values, support=np.ones(len(rows), np.bool_))
-        batch = batch_of([work], items, method.centre, fast=False)
-        method.work(batch, epochs=0)
+            user = UserExamples(taste.items, taste.values, support=np.ones(len(rows), np.bool_))
+        batch = make_batch([user], self.embeddings.vectors, method.centre, compiled=False)
+        method.train(batch, epochs=0)
         return np.asarray(batch.vectors[0])
 
     def scores(self, vector: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """What the user of that vector would rate each item, not cut to the scale, so that no two are made equal."""
-        step, first = vector.copy(), int(self.method.biases)
-        step[:first] = 1
+        """Predicted ratings of all items for a user's vector, not clipped to the scale, which would make ties."""
+        first = int(self.method.biases)
+        weights = vector.copy()
+        weights[:first] = 1
         constant = self.method.centre + float(vector[:first].sum())
-        return np.asarray(self.embeddings.vectors @ step + np.float32(constant))
+        return np.asarray(self.embeddings.vectors @ weights + np.float32(constant))
 
     def recommend(self, ratings: Mapping[str, float], k: int = 10) -> list[Recommendation]:
-        """The `k` items with the highest scores among those the user has not rated, best first."""
+        """The `k` items with the highest scores that the user has not rated, best first."""
         scores = self.scores(self.vector(ratings))
         scores[[self._rows[i] for i in ratings]] = -np.inf
         k = min(k, len(scores) - len(ratings))
@@ -104,17 +106,19 @@ class Recommender:
         best = np.argpartition(-scores, k - 1)[:k]
         catalogue = self.embeddings.catalogue
         ranked = best[np.lexsort((best, -scores[best]))].tolist()
-        return [Recommendation(catalogue.ids[i], catalogue.titles[i], self._cut(scores[i])) for i in ranked]
+        return [Recommendation(catalogue.ids[i], catalogue.titles[i], self._clip(scores[i])) for i in ranked]
 
     def predict(self, ratings: Mapping[str, float], items: Iterable[str]) -> dict[str, float]:
-        """What somebody with these ratings would rate each of `items`, cut to the scale as in evaluation."""
-        scores, wanted = self.scores(self.vector(ratings)), list(items)
-        self._check_known(wanted)
-        return {name: self._cut(scores[self._rows[name]]) for name in wanted}
+        """Predicted ratings of `items` for a user with these ratings, clipped to the scale as in evaluation."""
+        scores = self.scores(self.vector(ratings))
+        names = list(items)
+        self._check_known(names)
+        return {name: self._clip(scores[self._rows[name]]) for name in names}
 
-    def _cut(self, score: float) -> float:
-        method = self.method
-        return float(score if method.implicit else np.clip(score, method.levels[0], method.levels[-1]))
+    def _clip(self, score: float) -> float:
+        if self.method.implicit:
+            return float(score)
+        return float(np.clip(score, self.method.levels[0], self.method.levels[-1]))
 
     def _check_known(self, items: Iterable[str]) -> None:
         for name in items:
@@ -123,12 +127,13 @@ class Recommender:
 
 
 def levels_of(card: Mapping[str, Any]) -> tuple[float, ...]:
-    """The scale of the ratings that vectors were trained on; vectors carried over are as their source was."""
-    levels, source = card.get("levels", ()), card.get("source")
+    """The rating scale of the training data. Transferred vectors have that of their source."""
+    levels = card.get("levels", ())
+    source = card.get("source")
     if not levels:
         return levels_of(source) if isinstance(source, Mapping) else ()
     scale = tuple(levels) if isinstance(levels, list | tuple) else ()
-    numbers = all(isinstance(v, int | float) and np.isfinite(v) for v in scale)
-    if not scale or not numbers or list(scale) != sorted(scale):
-        raise ConfigError("the card's levels are not a scale of rising numbers")
+    is_numeric = all(isinstance(v, int | float) and np.isfinite(v) for v in scale)
+    if not scale or not is_numeric or list(scale) != sorted(scale):
+        raise ConfigError("the card's levels must be a list of numbers in ascending order")
     return tuple(float(v) for v in scale)

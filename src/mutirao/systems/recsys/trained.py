@@ -1,4 +1,4 @@
-"""The model of a run, taken away to be used elsewhere; of recsys it is item vectors with their catalogue."""
+"""Load the trained model of a run; for recsys, the item vectors with their catalogue."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +17,7 @@ from mutirao.systems.recsys.partially_local.methods import method_of
 
 
 def config_of_run(folder: Path, recipe: str) -> Any:
-    """The configuration of the run in a folder; ConfigError unless it is one of this recipe."""
+    """The configuration of the run in a folder. Raises ConfigError if it is not a run of this recipe."""
     if not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder} holds no run")
     name = str(read_toml(folder / "config.toml").get("recipe", ""))
@@ -27,7 +27,7 @@ def config_of_run(folder: Path, recipe: str) -> Any:
 
 
 def arrays_of_run(folder: Path, which: str) -> tuple[Arrays, int]:
-    """The model of the `best` round of a run, or of its `last`, and the round; without a best one the last counts."""
+    """The model of the `best` or `last` round of a run, and the round. Without a best one, that of the last."""
     best = folder / "checkpoints" / "best.safetensors"
     if which == "best" and best.exists():
         arrays, facts = load_arrays(best)
@@ -37,15 +37,17 @@ def arrays_of_run(folder: Path, which: str) -> tuple[Arrays, int]:
 
 
 def embeddings_of_run(folder: Path, which: str = "best") -> Embeddings:
-    """The item vectors of a run of the recsys recipe, with all that serving needs."""
+    """The item vectors of a run of the recsys recipe, with all settings that `Recommender` needs."""
     config = config_of_run(folder, "recsys")
     arrays, number = arrays_of_run(folder, which)
     ratings = recsys.load(config)
     if config.method.name != "fedrecon":
         raise ConfigError(
-            f"{folder}: of method={config.method.name} a part stayed with each user; only fedrecon is served"
+            f"{folder}: with method={config.method.name} a part of the model stays with each user; only models of "
+            "fedrecon can be exported"
         )
-    method = asdict(method_of(config, ratings))
     card = {"how": "recsys", "round": number, "seed": config.seed, "data": Path(config.data).name}
-    kept = {k: v for k, v in method.items() if k not in ("items", "workers", "compiled", "schedule")}
-    return Embeddings(ratings.catalogue, arrays[ITEMS], card | kept)
+    method = asdict(method_of(config, ratings))
+    for name in ("items", "workers", "compiled", "schedule"):
+        del method[name]
+    return Embeddings(ratings.catalogue, arrays[ITEMS], card | method)

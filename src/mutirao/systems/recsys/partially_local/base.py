@@ -1,4 +1,4 @@
-"""What a user works on in a round, and what a method has to say of itself."""
+"""Base class of methods in which users keep personal parameters, and the examples that they train on."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-class Work(NamedTuple):
-    """The items worked on, in rising order; of each sample which of these it is about, and what is to be predicted."""
+class Examples(NamedTuple):
+    """Items in ascending order, and for each example the index of its item among them and its target."""
 
     rows: npt.NDArray[np.int32]
     at: Ints
     y: Floats
 
 
-class Steps(NamedTuple):
-    """How a user's training goes on in a round: over so many items in all, at rates times a schedule's `factor`."""
+class RoundSettings(NamedTuple):
+    """Number of all items, epochs, the learning rate schedule's factor and the round."""
 
     items: int
     epochs: int = 1
@@ -32,77 +32,79 @@ class Steps(NamedTuple):
     round: int = 1
 
 
-class Trained(NamedTuple):
-    """The rows and the user's own part after it, and the mean loss on the way."""
+class TrainResult(NamedTuple):
+    """Item rows and personal parameters after training, and the mean loss during it."""
 
     x: Floats
-    own: Arrays
+    personal: Arrays
     loss: float
 
 
 @dataclass(frozen=True)
 class Method:
-    """What all methods have in common. A user's `own` part is a dict of arrays; x are rows of the item matrix.
+    """Base class of methods. `personal` are a user's own parameters, x are rows of the item matrix.
 
-    With `spare` no item is drawn as a negative that is a target of the user's evaluation. Nobody who does not know the
-    future can do so; but the authors' own code of PFedRec and of FedRAP does, and figures with it are not comparable.
+    With `spare`, items that a user is evaluated on are never sampled as negatives. This uses knowledge of the future.
+    The authors' code of PFedRec and of FedRAP does it, so metrics with it are comparable only with theirs.
     """
 
     spare: bool = False
 
-    above_0: ClassVar[tuple[str, ...]] = ()  # the settings that must be
-    from_0: ClassVar[tuple[str, ...]] = ()
-    implicit = True  # whether what counts is that an item was taken
-    keeps = True  # whether a user has a part of its own from round to round
-    tunes = False  # whether a user fits item rows, too, before it uses them
-    whole = False  # whether a user works on all items
-    biases: ClassVar[bool] = False  # whether column 0 of the items holds their biases
+    positive: ClassVar[tuple[str, ...]] = ()  # settings that must be above 0
+    non_negative: ClassVar[tuple[str, ...]] = ()
+    implicit = True  # implicit feedback instead of ratings
+    keeps_personal = True  # personal parameters are kept from round to round
+    tunes = False  # item rows are fitted before they are used for ranking
+    trains_all_items = False
+    biases: ClassVar[bool] = False  # column 0 of the items holds their biases
 
     def __post_init__(self) -> None:
-        for name in self.above_0:
+        for name in self.positive:
             check_setting(name, getattr(self, name) > 0, getattr(self, name), "above 0")
-        for name in self.from_0:
+        for name in self.non_negative:
             check_setting(name, getattr(self, name) >= 0, getattr(self, name), "0 (none) or above")
 
     def initial(self, items: int, dimension: int, draw: np.random.Generator) -> npt.NDArray[np.float32]:
-        """The first item matrix."""
+        """The initial item matrix."""
         raise NotImplementedError
 
-    def begin(self, items: int, dimension: int, draw: np.random.Generator) -> Arrays:
-        """A user's own part at first, the same for all."""
+    def initial_personal(self, items: int, dimension: int, draw: np.random.Generator) -> Arrays:
+        """The initial personal parameters, the same for all users."""
         return {}
 
-    def train(self, x: Floats, own: Arrays, work: Work, steps: Steps, draw: np.random.Generator) -> Trained:
-        """What a round makes of the rows and of the user's own part."""
+    def train(
+        self, x: Floats, personal: Arrays, examples: Examples, settings: RoundSettings, draw: np.random.Generator
+    ) -> TrainResult:
+        """Train item rows and personal parameters for one round."""
         raise NotImplementedError
 
-    def score(self, x: Floats, own: Arrays, taste: Taste) -> Floats:
-        """The user's scores of all items, of which x are all rows."""
+    def score(self, x: Floats, personal: Arrays, taste: Taste) -> Floats:
+        """The user's scores of all items; x is the whole item matrix."""
         raise NotImplementedError
 
 
-def with_others(
+def with_negatives(
     taken: npt.NDArray[np.int32], items: int, negatives: int, draw: np.random.Generator, avoid: npt.ArrayLike = ()
-) -> Work:
-    """Each item taken as a sample with y = 1, and `negatives` others with y = 0, drawn evenly, some perhaps twice."""
+) -> Examples:
+    """Each positive with y = 1 and `negatives` others with y = 0, sampled uniformly with replacement."""
     known = np.union1d(taken, np.asarray(avoid, np.int64)).astype(np.int64)
     free = items - len(known)
     if free < 1:
-        raise ValueError(f"has taken all {items} items; there is nothing left to tell them from")
+        raise ValueError(f"has taken all {items} items; no item is left to sample as a negative")
     places = draw.integers(0, free, negatives * len(taken))
-    others = places + np.searchsorted(known - np.arange(len(known)), places, side="right")
-    rows, at = np.unique(np.concatenate([taken.astype(np.int64), others]), return_inverse=True)
-    y = np.repeat([1.0, 0.0], [len(taken), len(others)])
-    return Work(rows.astype(np.int32), at.astype(np.int64), y)
+    sampled = places + np.searchsorted(known - np.arange(len(known)), places, side="right")
+    rows, at = np.unique(np.concatenate([taken.astype(np.int64), sampled]), return_inverse=True)
+    y = np.repeat([1.0, 0.0], [len(taken), len(sampled)])
+    return Examples(rows.astype(np.int32), at.astype(np.int64), y)
 
 
-def batches(work: Work, size: int, epochs: int, draw: np.random.Generator) -> Iterator[tuple[Ints, Floats]]:
-    """The samples in batches, in another order each epoch."""
+def batches(examples: Examples, size: int, epochs: int, draw: np.random.Generator) -> Iterator[tuple[Ints, Floats]]:
+    """The examples in batches, in a new order each epoch."""
     for _ in range(epochs):
-        order = draw.permutation(len(work.y))
+        order = draw.permutation(len(examples.y))
         for begin in range(0, len(order), size):
             some = order[begin : begin + size]
-            yield work.at[some], work.y[some]
+            yield examples.at[some], examples.y[some]
 
 
 def sigmoid(s: Floats) -> Floats:
@@ -111,12 +113,13 @@ def sigmoid(s: Floats) -> Floats:
 
 
 def log_loss(s: Floats, y: Floats) -> float:
-    """The sum of -ln sigmoid(s) of samples taken and of -ln sigmoid(-s) of the others."""
+    """The sum of -ln sigmoid(s) over positives and of -ln sigmoid(-s) over negatives."""
     return float(np.logaddexp(0, np.where(y > 0, -s, s)).sum())
 
 
 def linear(dimension: int, draw: np.random.Generator) -> Arrays:
-    """A layer with one output as torch begins it: uniform within 1 / sqrt(dimension)."""
+    """A linear layer with one output, initialised as in torch: uniform within 1 / sqrt(dimension)."""
     bound = dimension**-0.5
-    weights, bias = draw.uniform(-bound, bound, dimension), draw.uniform(-bound, bound, 1)
+    weights = draw.uniform(-bound, bound, dimension)
+    bias = draw.uniform(-bound, bound, 1)
     return {"weights": weights.astype(np.float32), "bias": bias.astype(np.float32)}

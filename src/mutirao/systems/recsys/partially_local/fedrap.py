@@ -1,4 +1,4 @@
-"""FedRAP: item vectors are a common part, which is sent, plus a part of each user's own, which stays."""
+"""FedRAP: item vectors are the sum of a shared part, which is sent, and a personal part, which stays."""
 
 import math
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ import numpy.typing as npt
 from mutirao.core.arrays import Arrays
 from mutirao.selection import check_setting
 from mutirao.systems.recsys.partially_local.base import (
+    Examples,
     Floats,
     Method,
-    Steps,
-    Trained,
-    Work,
+    RoundSettings,
+    TrainResult,
     batches,
     linear,
     log_loss,
@@ -24,16 +24,16 @@ from mutirao.systems.recsys.ratings import Taste
 
 @dataclass(frozen=True)
 class FedRAP(Method):
-    """p = sigmoid(w (x + d) + b), with w, b and all d_i the user's. A batch makes a step down the slope of
+    """p = sigmoid(w (x + d) + b), with w, b and all d_i personal. Each batch takes a gradient step on
 
         -mean(y ln p + (1 - y) ln(1 - p)) - apart mean((d - x)^2) + sparse mean|x|
 
-    at rate `lr` for w and b, `item_lr` for x and d, which after each step are `fade` times as large. Means are over the
+    at rate `lr` for w and b, `item_lr` for x and d, which after each step are multiplied by `fade`. Means are over the
     batch; `apart` and `sparse` grow with the round as tanh(round / 10). Li, Long and Zhou, "Federated Recommendation
-    with Additive Personalization", ICLR 2024. A user keeps d of the items it has ever worked on.
+    with Additive Personalization", ICLR 2024. A user keeps d of the items that it has trained.
 
-    >>> own = FedRAP().begin(items=100, dimension=8, draw=np.random.default_rng(0))
-    >>> {name: array.shape for name, array in own.items()}
+    >>> personal = FedRAP().initial_personal(items=100, dimension=8, draw=np.random.default_rng(0))
+    >>> {name: array.shape for name, array in personal.items()}
     {'weights': (8,), 'bias': (1,), 'rows': (0,), 'values': (0, 8)}
     """
 
@@ -45,66 +45,74 @@ class FedRAP(Method):
     fade: float = 0.95
     batch_size: int = 2048
 
-    above_0 = ("lr", "item_lr", "batch_size")
-    from_0 = ("decay", "apart", "sparse")
+    positive = ("lr", "item_lr", "batch_size")
+    non_negative = ("decay", "apart", "sparse")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_setting("fade", 0 < self.fade <= 1, self.fade, "above 0 and at most 1 (none)")
 
     def initial(self, items: int, dimension: int, draw: np.random.Generator) -> npt.NDArray[np.float32]:
-        """Vectors from N(0, 1), as torch begins an embedding."""
+        """Vectors from N(0, 1), as torch initialises an embedding."""
         return draw.normal(0, 1, (items, dimension)).astype(np.float32)
 
-    def begin(self, items: int, dimension: int, draw: np.random.Generator) -> Arrays:
-        """A linear layer with one output; no item has a part of the user's own yet."""
-        none = {"rows": np.zeros(0, np.int32), "values": np.zeros((0, dimension), np.float32)}
-        return {**linear(dimension, draw), **none}
+    def initial_personal(self, items: int, dimension: int, draw: np.random.Generator) -> Arrays:
+        """A linear layer with one output, and no personal part of any item."""
+        no_items = {"rows": np.zeros(0, np.int32), "values": np.zeros((0, dimension), np.float32)}
+        return {**linear(dimension, draw), **no_items}
 
-    def train(self, x: Floats, own: Arrays, work: Work, steps: Steps, draw: np.random.Generator) -> Trained:
-        """A round's batches."""
-        w, b, total, count = own["weights"].astype(np.float64), float(own["bias"][0]), 0.0, 0
-        d, width = pick(own, work.rows), x.shape[1]
-        grown = math.tanh(steps.round / 10)
-        rate = steps.factor
-        for at, y in batches(work, self.batch_size, steps.epochs, draw):
+    def train(
+        self, x: Floats, personal: Arrays, examples: Examples, settings: RoundSettings, draw: np.random.Generator
+    ) -> TrainResult:
+        """Train on the batches of a round."""
+        w = personal["weights"].astype(np.float64)
+        b = float(personal["bias"][0])
+        d = personal_part(personal, examples.rows)
+        growth = math.tanh(settings.round / 10)
+        rate = settings.factor
+        total = 0.0
+        count = 0
+        for at, y in batches(examples, self.batch_size, settings.epochs, draw):
             features = (x + d)[at]
             s = features @ w + b
-            slope = (sigmoid(s) - y) / len(y)
+            gradient = (sigmoid(s) - y) / len(y)
             times = np.bincount(at, minlength=len(x))[:, None]
-            pull, share = np.outer(np.bincount(at, slope, len(x)), w), times / (len(y) * width)
-            away = 2 * grown * self.apart * share * (d - x)
-            held = self.decay * (times > 0)
-            down_x = pull + away + grown * self.sparse * share * np.sign(x) + held * x
-            down_d = pull - away + held * d
-            w = w - rate * self.lr * (features.T @ slope + self.decay * w)
-            b = b - rate * self.lr * (slope.sum() + self.decay * b)
-            x, d = x - rate * self.item_lr * down_x, d - rate * self.item_lr * down_d
+            share = times / (len(y) * x.shape[1])
+            pull = np.outer(np.bincount(at, gradient, len(x)), w)
+            away = 2 * growth * self.apart * share * (d - x)
+            decay = self.decay * (times > 0)
+            x_gradient = pull + away + growth * self.sparse * share * np.sign(x) + decay * x
+            d_gradient = pull - away + decay * d
+            w = w - rate * self.lr * (features.T @ gradient + self.decay * w)
+            b = b - rate * self.lr * (gradient.sum() + self.decay * b)
+            x = x - rate * self.item_lr * x_gradient
+            d = d - rate * self.item_lr * d_gradient
             rate *= self.fade
-            total, count = total + log_loss(s, y), count + len(y)
+            total += log_loss(s, y)
+            count += len(y)
         layer = {"weights": w.astype(np.float32), "bias": np.array([b], np.float32)}
-        return Trained(x, {**layer, **put(own, work.rows, d)}, total / count)
+        return TrainResult(x, {**layer, **replace_part(personal, examples.rows, d)}, total / count)
 
-    def score(self, x: Floats, own: Arrays, taste: Taste) -> Floats:
+    def score(self, x: Floats, personal: Arrays, taste: Taste) -> Floats:
         """w (x + d) + b of all items."""
-        w = own["weights"].astype(np.float64)
-        scores = x @ w + float(own["bias"][0])
-        scores[own["rows"]] += own["values"].astype(np.float64) @ w
+        w = personal["weights"].astype(np.float64)
+        scores = x @ w + float(personal["bias"][0])
+        scores[personal["rows"]] += personal["values"].astype(np.float64) @ w
         return np.asarray(scores)
 
 
-def pick(own: Arrays, rows: npt.NDArray[np.int32]) -> Floats:
-    """The user's part of these rows, 0 of those it never worked on."""
-    d = np.zeros((len(rows), own["values"].shape[1]))
-    _, mine, there = np.intersect1d(rows, own["rows"], assume_unique=True, return_indices=True)
-    d[mine] = own["values"][there]
+def personal_part(personal: Arrays, rows: npt.NDArray[np.int32]) -> Floats:
+    """The personal part of these items; 0 for those that the user never trained."""
+    d = np.zeros((len(rows), personal["values"].shape[1]))
+    _, here, stored = np.intersect1d(rows, personal["rows"], assume_unique=True, return_indices=True)
+    d[here] = personal["values"][stored]
     return d
 
 
-def put(own: Arrays, rows: npt.NDArray[np.int32], d: Floats) -> Arrays:
-    """The user's part with these rows replaced, in rising order."""
-    kept = ~np.isin(own["rows"], rows)
-    every = np.concatenate([own["rows"][kept], rows])
+def replace_part(personal: Arrays, rows: npt.NDArray[np.int32], d: Floats) -> Arrays:
+    """The personal part with these items replaced, in ascending order."""
+    kept = ~np.isin(personal["rows"], rows)
+    every = np.concatenate([personal["rows"][kept], rows])
     order = np.argsort(every)
-    values = np.concatenate([own["values"][kept], d.astype(np.float32)])
+    values = np.concatenate([personal["values"][kept], d.astype(np.float32)])
     return {"rows": every[order].astype(np.int32), "values": values[order]}

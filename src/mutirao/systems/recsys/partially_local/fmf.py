@@ -1,4 +1,4 @@
-"""FMF: matrix factorisation whose user vectors stay at home from round to round, moved by SGD as the items are."""
+"""FMF: matrix factorisation with user vectors that stay at the client, trained by SGD as the items are."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,10 +7,19 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.core.arrays import Arrays
-from mutirao.systems.recsys.partially_local.base import Floats, Method, Steps, Trained, Work, batches, log_loss, sigmoid
+from mutirao.systems.recsys.partially_local.base import (
+    Examples,
+    Floats,
+    Method,
+    RoundSettings,
+    TrainResult,
+    batches,
+    log_loss,
+    sigmoid,
+)
 from mutirao.systems.recsys.ratings import Taste
 
-SPREAD = 0.1  # standard deviation of the first vectors
+SPREAD = 0.1  # standard deviation of the initial vectors
 
 
 @dataclass(frozen=True)
@@ -19,12 +28,13 @@ class FMF(Method):
 
         v <- v + lr (sum e x / b - decay v),   x_i <- x_i + item_lr (sum of i's samples e v - decay x_i)
 
-    both from what they were. `squared` is for ratings, less the middle of the scale, and wants smaller rates, such as
-    0.2 and 0.05; `logistic` is for implicit feedback with items drawn. With `biases`, p = v_0 + x_0 + sum_{j>0} v_j
-    x_j. Chai, Wang, Chen and Yang, "Secure Federated Matrix Factorization", 2019 (FedMF), without its encryption.
+    both from their values before the batch. `squared` is for ratings relative to the middle of the scale, and needs
+    smaller rates, such as 0.2 and 0.05; `logistic` is for implicit feedback with sampled negatives. With `biases`,
+    p = v_0 + x_0 + sum_{j>0} v_j x_j. Chai, Wang, Chen and Yang, "Secure Federated Matrix Factorization", 2019 (FedMF),
+    without its encryption.
 
-    >>> own = FMF().begin(items=100, dimension=8, draw=np.random.default_rng(0))
-    >>> {name: array.shape for name, array in own.items()}  # what a user keeps
+    >>> personal = FMF().initial_personal(items=100, dimension=8, draw=np.random.default_rng(0))
+    >>> {name: array.shape for name, array in personal.items()}  # what a user keeps
     {'vector': (8,)}
     """
 
@@ -33,14 +43,14 @@ class FMF(Method):
     decay: float = 0.0
     batch_size: int = 256
     loss: Literal["logistic", "squared"] = "logistic"
-    biases: bool = True  # type: ignore[misc]  # a setting here, a constant of others
+    biases: bool = True  # type: ignore[misc]  # a setting here, a constant in other methods
 
-    above_0 = ("lr", "item_lr", "batch_size")
-    from_0 = ("decay",)
+    positive = ("lr", "item_lr", "batch_size")
+    non_negative = ("decay",)
 
     @property
     def implicit(self) -> bool:  # type: ignore[override]
-        """Whether what counts is that an item was taken."""
+        """Whether the data is implicit feedback."""
         return self.loss == "logistic"
 
     def initial(self, items: int, dimension: int, draw: np.random.Generator) -> npt.NDArray[np.float32]:
@@ -49,28 +59,38 @@ class FMF(Method):
         x[:, : int(self.biases)] = 0
         return x
 
-    def begin(self, items: int, dimension: int, draw: np.random.Generator) -> Arrays:
+    def initial_personal(self, items: int, dimension: int, draw: np.random.Generator) -> Arrays:
         """A vector from N(0, 0.1), its bias 0."""
         return {"vector": self.initial(1, dimension, draw)[0]}
 
-    def train(self, x: Floats, own: Arrays, work: Work, steps: Steps, draw: np.random.Generator) -> Trained:
-        """A round's batches."""
-        first, v, total, count = int(self.biases), own["vector"].astype(np.float64), 0.0, 0
-        lr, item_lr = steps.factor * self.lr, steps.factor * self.item_lr
-        for at, y in batches(work, self.batch_size, steps.epochs, draw):
-            features, step = x[at], v.copy()
-            p = features[:, :first].sum(1)
-            features[:, :first], step[:first] = 1, 1  # dp/dv, and dp/dx
-            p = p + features @ v
-            wrong = y - (sigmoid(p) if self.implicit else p)
-            pull = np.bincount(at, wrong, len(x))
-            moving = np.bincount(at, minlength=len(x)) > 0
-            v = v + lr * (features.T @ wrong / len(y) - self.decay * v)
-            x = x + item_lr * (np.outer(pull, step) - self.decay * x * moving[:, None])
-            total, count = total + (log_loss(p, y) if self.implicit else float(wrong @ wrong)), count + len(y)
-        return Trained(x, {"vector": v.astype(np.float32)}, total / count)
+    def train(
+        self, x: Floats, personal: Arrays, examples: Examples, settings: RoundSettings, draw: np.random.Generator
+    ) -> TrainResult:
+        """Train on the batches of a round."""
+        first = int(self.biases)
+        v = personal["vector"].astype(np.float64)
+        lr = settings.factor * self.lr
+        item_lr = settings.factor * self.item_lr
+        total = 0.0
+        count = 0
+        for at, y in batches(examples, self.batch_size, settings.epochs, draw):
+            features = x[at]  # dp/dv
+            slope = v.copy()  # dp/dx
+            item_bias = features[:, :first].sum(1)
+            features[:, :first] = 1
+            slope[:first] = 1
+            p = item_bias + features @ v
+            error = y - (sigmoid(p) if self.implicit else p)
+            pull = np.bincount(at, error, len(x))
+            in_batch = np.bincount(at, minlength=len(x)) > 0
+            v = v + lr * (features.T @ error / len(y) - self.decay * v)
+            x = x + item_lr * (np.outer(pull, slope) - self.decay * x * in_batch[:, None])
+            total += log_loss(p, y) if self.implicit else float(error @ error)
+            count += len(y)
+        return TrainResult(x, {"vector": v.astype(np.float32)}, total / count)
 
-    def score(self, x: Floats, own: Arrays, taste: Taste) -> Floats:
+    def score(self, x: Floats, personal: Arrays, taste: Taste) -> Floats:
         """p of all items."""
-        first, v = int(self.biases), own["vector"].astype(np.float64)
+        first = int(self.biases)
+        v = personal["vector"].astype(np.float64)
         return np.asarray(x[:, first:] @ v[first:] + x[:, :first].sum(1) + v[:first].sum())

@@ -1,4 +1,4 @@
-"""PFedRec: a score function of one's own over item vectors that all share, and that each tunes before using them."""
+"""PFedRec: a personal score function over shared item vectors, which each user tunes before ranking."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ import numpy.typing as npt
 
 from mutirao.core.arrays import Arrays
 from mutirao.systems.recsys.partially_local.base import (
+    Examples,
     Floats,
     Method,
-    Steps,
-    Trained,
-    Work,
+    RoundSettings,
+    TrainResult,
     batches,
     linear,
     log_loss,
@@ -26,12 +26,13 @@ class PFedRec(Method):
 
         (w, b) <- (w, b) - lr dL/d(w, b),   then, with those,   x <- x - lr eta items dL/dx
 
-    Before it ranks items, a user does the same to the rows as received, and ranks by what it made of them, which nobody
-    else sees (dual personalisation); `tune`=false ranks by the rows as received. Zhang, Long, Zhou, Yan, Zhang, Zhang
-    and Yang, "Dual Personalization on Federated Recommendation", IJCAI 2023; the authors join by `aggregate.over=all`.
+    Before ranking, a user trains the received rows in the same way and ranks by the result, which is not sent (dual
+    personalisation); `tune`=false ranks by the rows as received. Zhang, Long, Zhou, Yan, Zhang, Zhang
+    and Yang, "Dual Personalization on Federated Recommendation", IJCAI 2023. The authors aggregate with
+    `aggregate.over=all`.
 
-    >>> own = PFedRec().begin(items=100, dimension=8, draw=np.random.default_rng(0))
-    >>> {name: array.shape for name, array in own.items()}  # what a user keeps: its own way to judge items
+    >>> personal = PFedRec().initial_personal(items=100, dimension=8, draw=np.random.default_rng(0))
+    >>> {name: array.shape for name, array in personal.items()}  # what a user keeps: its score function
     {'weights': (8,), 'bias': (1,)}
     """
 
@@ -41,38 +42,45 @@ class PFedRec(Method):
     batch_size: int = 256
     tune: bool = True
 
-    above_0 = ("lr", "eta", "batch_size")
-    from_0 = ("decay",)
+    positive = ("lr", "eta", "batch_size")
+    non_negative = ("decay",)
 
     @property
     def tunes(self) -> bool:  # type: ignore[override]
-        """Whether a user fits item rows, too, before it uses them."""
+        """Whether a user trains item rows before ranking by them."""
         return self.tune
 
     def initial(self, items: int, dimension: int, draw: np.random.Generator) -> npt.NDArray[np.float32]:
-        """Vectors from N(0, 1), as torch begins an embedding."""
+        """Vectors from N(0, 1), as torch initialises an embedding."""
         return draw.normal(0, 1, (items, dimension)).astype(np.float32)
 
-    def begin(self, items: int, dimension: int, draw: np.random.Generator) -> Arrays:
+    def initial_personal(self, items: int, dimension: int, draw: np.random.Generator) -> Arrays:
         """A linear layer with one output."""
         return linear(dimension, draw)
 
-    def train(self, x: Floats, own: Arrays, work: Work, steps: Steps, draw: np.random.Generator) -> Trained:
-        """A round's batches."""
-        w, b, total, count = own["weights"].astype(np.float64), float(own["bias"][0]), 0.0, 0
-        lr = steps.factor * self.lr
-        item_lr = lr * self.eta * steps.items
-        for at, y in batches(work, self.batch_size, steps.epochs, draw):
+    def train(
+        self, x: Floats, personal: Arrays, examples: Examples, settings: RoundSettings, draw: np.random.Generator
+    ) -> TrainResult:
+        """Train on the batches of a round."""
+        w = personal["weights"].astype(np.float64)
+        b = float(personal["bias"][0])
+        lr = settings.factor * self.lr
+        item_lr = lr * self.eta * settings.items
+        total = 0.0
+        count = 0
+        for at, y in batches(examples, self.batch_size, settings.epochs, draw):
             features = x[at]
-            slope = (sigmoid(features @ w + b) - y) / len(y)
-            w, b = w - lr * (features.T @ slope + self.decay * w), b - lr * (slope.sum() + self.decay * b)
+            gradient = (sigmoid(features @ w + b) - y) / len(y)
+            w = w - lr * (features.T @ gradient + self.decay * w)
+            b = b - lr * (gradient.sum() + self.decay * b)
             s = features @ w + b
             pull = np.bincount(at, (sigmoid(s) - y) / len(y), len(x))
-            moving = np.bincount(at, minlength=len(x)) > 0
-            x = x - item_lr * (np.outer(pull, w) + self.decay * x * moving[:, None])
-            total, count = total + log_loss(s, y), count + len(y)
-        return Trained(x, {"weights": w.astype(np.float32), "bias": np.array([b], np.float32)}, total / count)
+            in_batch = np.bincount(at, minlength=len(x)) > 0
+            x = x - item_lr * (np.outer(pull, w) + self.decay * x * in_batch[:, None])
+            total += log_loss(s, y)
+            count += len(y)
+        return TrainResult(x, {"weights": w.astype(np.float32), "bias": np.array([b], np.float32)}, total / count)
 
-    def score(self, x: Floats, own: Arrays, taste: Taste) -> Floats:
+    def score(self, x: Floats, personal: Arrays, taste: Taste) -> Floats:
         """w x + b of all items."""
-        return np.asarray(x @ own["weights"].astype(np.float64) + float(own["bias"][0]))
+        return np.asarray(x @ personal["weights"].astype(np.float64) + float(personal["bias"][0]))

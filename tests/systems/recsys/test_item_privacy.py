@@ -1,4 +1,4 @@
-"""Users who tell less: blocks, no items, counts in a sum; and promises that would not hold."""
+"""Users who reveal less: blocks, no items, counts in a sum; and settings that contradict each other are refused."""
 
 from pathlib import Path
 from typing import Any
@@ -16,56 +16,56 @@ from mutirao.report import execute
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.systems.recsys.fedrecon import ITEM_ROWS, ITEMS, FedRecon
 from mutirao.systems.recsys.item_aggregation import TOUCHES, ByItem
-from mutirao.systems.recsys.item_privacy import Discreet, blocks_of
+from mutirao.systems.recsys.item_privacy import PrivateFedRecon, block_numbers
 from mutirao.systems.recsys.ratings import Taste
 from mutirao.systems.recsys.trained import embeddings_of_run
 
 METHOD = FedRecon(items=60, dimension=6)
 MODEL = {ITEMS: np.random.default_rng(0).normal(0, 0.2, (60, 6)).astype(np.float32)}
 TASTE = Taste(np.arange(3, 60, 4, dtype=np.int32), (1 + np.arange(15) % 5).astype(np.float32))
-TOLD = {"seed": 0, "round": 1}
+CONFIG = {"seed": 0, "round": 1}
 RECIPE = find("recsys")
 
 
 def test_blocks_have_k_items_or_more_and_hold_every_item_once() -> None:
     for items, block in ((60, 7), (61, 20), (5, 20), (40, 20)):
-        sizes = np.bincount(blocks_of(items, block))
+        sizes = np.bincount(block_numbers(items, block))
         assert sizes.sum() == items
         assert sizes.min() >= min(items, block)
 
 
 def test_a_user_names_blocks_and_the_same_ones_in_every_round() -> None:
-    user = Discreet(METHOD, "blocks", block=5)
+    user = PrivateFedRecon(METHOD, "blocks", block=5)
     few = Site("a", Taste(np.array([2, 9], np.int32), np.array([4, 1], np.float32)))
     named = [user(Request("rows", {}, {"seed": s, "round": r}), few).extras[BLOCKS] for s, r in ((0, 1), (7, 9))]
     np.testing.assert_array_equal(*named)
-    blocks = blocks_of(60, 5)
+    blocks = block_numbers(60, 5)
     assert set(blocks[named[0]]) == set(blocks[[2, 9]])
     assert len(named[0]) == sum(int((blocks == b).sum()) for b in set(blocks[[2, 9]]))
 
 
 def test_who_names_no_rows_refuses_to() -> None:
-    with pytest.raises(Refused, match="nobody says which items"):
-        Discreet(METHOD, "all")(Request("rows", {}, TOLD), Site("a", TASTE))
+    with pytest.raises(Refused, match="no client reveals which items"):
+        PrivateFedRecon(METHOD, "all")(Request("rows", {}, CONFIG), Site("a", TASTE))
 
 
 def test_on_the_rows_of_its_blocks_a_user_does_what_it_does_on_the_whole() -> None:
-    user = Discreet(METHOD, "blocks", block=5, touch=0.1)
-    rows = user(Request("rows", {}, TOLD), Site("a", TASTE)).extras[BLOCKS]
-    part = user(Request("train", {ITEMS: MODEL[ITEMS][rows], ITEM_ROWS: rows}, TOLD), Site("a", TASTE))
-    whole = METHOD(Request("train", MODEL, TOLD), Site("a", TASTE))
+    user = PrivateFedRecon(METHOD, "blocks", block=5, touch=0.1)
+    rows = user(Request("rows", {}, CONFIG), Site("a", TASTE)).extras[BLOCKS]
+    part = user(Request("train", {ITEMS: MODEL[ITEMS][rows], ITEM_ROWS: rows}, CONFIG), Site("a", TASTE))
+    whole = METHOD(Request("train", MODEL, CONFIG), Site("a", TASTE))
     np.testing.assert_array_equal(part.arrays[ITEM_ROWS], whole.arrays[ITEM_ROWS])
     np.testing.assert_array_equal(part.arrays[ITEMS], whole.arrays[ITEMS])
     np.testing.assert_array_equal(part.arrays[TOUCHES + ROWS], whole.arrays[ITEM_ROWS])
     assert part.n == 1
     with pytest.raises(ValueError, match="not sent the rows it asked for"):
-        user(Request("train", {ITEMS: MODEL[ITEMS][:9], ITEM_ROWS: rows[:9]}, TOLD), Site("a", TASTE))
+        user(Request("train", {ITEMS: MODEL[ITEMS][:9], ITEM_ROWS: rows[:9]}, CONFIG), Site("a", TASTE))
 
 
 @pytest.mark.parametrize("rows", [np.array([1, 1]), np.array([5, 60]), np.array([0.5, 1.0]), np.arange(5)])
 def test_absurd_rows_are_that_clients_failure_alone(rows: Any) -> None:
-    request = Request("train", {ITEMS: MODEL[ITEMS][:2], ITEM_ROWS: rows}, TOLD)
-    answer = Discreet(METHOD, "blocks").many({"a": request}, {"a": Site("a", TASTE)})["a"]
+    request = Request("train", {ITEMS: MODEL[ITEMS][:2], ITEM_ROWS: rows}, CONFIG)
+    answer = PrivateFedRecon(METHOD, "blocks").many({"a": request}, {"a": Site("a", TASTE)})["a"]
     assert isinstance(answer, Failure)
     assert "not sent the rows it asked for" in answer.reason
 
@@ -154,10 +154,10 @@ def test_a_recorded_run_ends_and_its_items_can_be_served(settings: dict[str, Any
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"secure": "secagg+"}, "download=touched tells which items a user rated, which secure=secagg"),
-        ({"privacy": "local"}, "download=touched tells which items a user rated, which privacy=local"),
-        ({"download": "blocks"}, "the rows it sends back would tell them again"),
-        ({"download": "blocks", "privacy": "central"}, "the rows it sends back would tell them again"),
+        ({"secure": "secagg+"}, "download=touched reveals which items a user rated, which secure=secagg"),
+        ({"privacy": "local"}, "download=touched reveals which items a user rated, which privacy=local"),
+        ({"download": "blocks"}, "the rows it sends back would reveal them"),
+        ({"download": "blocks", "privacy": "central"}, "the rows it sends back would reveal them"),
         ({"block": 1}, "block: 1 is too small"),
     ],
 )
