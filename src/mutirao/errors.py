@@ -98,7 +98,7 @@ class Damaged(MutiraoError):
     >>> mutirao.load_run("emptied")
     Traceback (most recent call last):
         ...
-    mutirao.errors.Damaged: emptied holds no whole checkpoint
+    mutirao.errors.Damaged: emptied has no intact checkpoint
     """
 
     code = 6

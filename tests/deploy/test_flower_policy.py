@@ -333,7 +333,7 @@ def rewritten(path: Path) -> None:
     [
         (lambda run, site: cut(site, 1), "lost or changed events that the server knew of"),
         (lambda run, site: rewritten(site), "lost or changed events that the server knew of"),
-        (lambda run, site: site.write_text(""), "knows nothing of this run"),
+        (lambda run, site: site.write_text(""), "contains nothing of this run"),
         (lambda run, site: cut(run / "audit.jsonl", 3), "lost or changed events that c1 knew of"),
         (lambda run, site: rewritten(run / "audit.jsonl"), "lost or changed events that c1 knew of"),
     ],

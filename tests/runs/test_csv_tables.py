@@ -34,7 +34,7 @@ def test_rows_behind_those_that_count_are_dropped(tmp_path: Path) -> None:
     again = CsvTable(table.path)
     assert again.count() == 6
     assert again.first(3) == [{"round": str(i)} for i in range(3)]
-    with pytest.raises(Damaged, match="has 6 whole rows, 7 are expected"):
+    with pytest.raises(Damaged, match="has 6 complete rows, expected 7"):
         again.check(7)
     again.go_on_after(5)
     assert again.columns == ["round"]

@@ -474,7 +474,7 @@ def test_a_saved_run_holds_the_states_of_its_sites_and_verifies_as_untouched(tmp
 
 
 def test_a_run_is_not_saved_over_a_record(whole: Path) -> None:
-    with pytest.raises(ConfigError, match="holds the record of a run"):
+    with pytest.raises(ConfigError, match="already contains the record of a run"):
         save_run(Run({}), whole)
 
 

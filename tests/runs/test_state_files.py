@@ -142,9 +142,9 @@ def test_old_files_with_little_in_them_are_written_anew(tmp_path: Path) -> None:
         folder.begin(run, "")
         for done in train(run, fleet, rounds=12, select=by_number, aggregate=FedAvg()):
             folder.commit(run, done)
-            shelf = folder.sites.shelf
-            assert shelf.taken == sum(shelf.files.values()) <= WASTE * shelf.needed + 12_000
-            assert shelf.needed == sum(f.size for f in shelf.last.values())
+            index = folder.sites.index
+            assert index.taken == sum(index.files.values()) <= WASTE * index.needed + 12_000
+            assert index.needed == sum(f.size for f in index.last.values())
     assert files_in(tmp_path)[0] != "states_001"
     again = Folder(tmp_path).load(12)[0].sites
     assert float(again['["c0", "sum"]'][0]) == 1.0  # as its only round left it

@@ -174,8 +174,8 @@ def test_what_was_spent_of_the_others_privacy_stays_spent(tmp_path: Path) -> Non
     ("client", "out", "said"),
     [
         ("c99", "new", "the task has no client 'c99'"),
-        ("c1", "run", "holds something else"),
-        ("c1", "full", "holds something else"),
+        ("c1", "run", "contains something else"),
+        ("c1", "full", "contains something else"),
     ],
 )
 def test_what_cannot_be_is_refused(source: Path, tmp_path: Path, client: str, out: str, said: str) -> None:

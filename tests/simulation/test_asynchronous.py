@@ -99,7 +99,7 @@ def test_a_run_folder_is_resumed_in_the_middle(tmp_path: Path) -> None:
     tables = [(tmp_path / name / "clients.csv").read_text() for name in ("whole", "parts")]
     assert tables[0] == tables[1]
     assert ",staleness," in tables[0].splitlines()[0]
-    with pytest.raises(ConfigError, match="aggregate=fedbuff: who was free when is not in the record"):
+    with pytest.raises(ConfigError, match="aggregate=fedbuff: asynchronous runs cannot be replayed"):
         replay_folder(tmp_path / "whole")
 
 

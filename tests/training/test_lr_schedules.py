@@ -124,7 +124,7 @@ def test_rounds_may_change_only_where_the_past_stays_as_it_was(tmp_path: Path) -
         execute("quickstart", resolve(find("quickstart").config, {}, list(sets.items())), tmp_path / folder)
         return tmp_path / folder
 
-    with pytest.raises(ConfigError, match="rounds cannot change in a run that has begun with schedule=cosine"):
+    with pytest.raises(ConfigError, match="rounds cannot change in a started run with schedule=cosine"):
         reopen(None, begun("cosine", 2, schedule="cosine"), [("rounds", 4)])
     fixed = begun("fixed", 2, schedule="cosine", schedule_length=4)
     _, config = reopen(None, fixed, [("rounds", 4)])

@@ -1,4 +1,4 @@
-"""The audit trail: one JSON line an event, each carrying the hash of the line before, so that changes show."""
+"""The audit trail: one JSON line for each event, with the hash of the line before, so that changes are detected."""
 
 import datetime
 import json
@@ -30,21 +30,24 @@ class Audit:
         if self._torn:
             self._mend()
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        body = {"seq": self.count + 1, "time": now, "event": event, **facts, "prev": self.head}
-        head = fingerprint(body)
-        line = (json.dumps(body | {"hash": head}) + "\n").encode()
+        content = {"seq": self.count + 1, "time": now, "event": event, **facts, "prev": self.head}
+        head = fingerprint(content)
+        line = (json.dumps(content | {"hash": head}) + "\n").encode()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._torn = True  # until all of it is there: on a full disk a part of the line may be
+        self._torn = True  # until the line is complete: on a full disk a part of it may be written
         append_whole(self.path, line)
-        self._torn, self._whole = False, self._whole + len(line)
-        self.head, self.first, self.count = head, self.first or head, self.count + 1
+        self._torn = False
+        self._whole += len(line)
+        self.head = head
+        self.first = self.first or head
+        self.count += 1
 
     def where(self) -> dict[str, Any]:
-        """Where the trail stands now: its number of events, the hash of the first and of the last."""
+        """The current head: the number of events, and the hashes of the first and the last."""
         return {"seq": self.count, "first": self.first, "head": self.head}
 
     def _mend(self) -> None:
-        """Cut off what a crash left half written: that event never happened."""
+        """Remove a line that a crash left incomplete."""
         log.warning("%s: the last line was cut off by a crash and is removed", self.path)
         if self.path.exists():
             with self.path.open("r+b") as file:
@@ -53,7 +56,7 @@ class Audit:
 
 
 def read_events(path: Path) -> tuple[list[dict[str, Any]], int, bool]:
-    """The events up to the last whole line, how many bytes they take, and whether anything unreadable follows."""
+    """The events up to the last complete line, their bytes, and whether anything unreadable follows."""
     content = path.read_bytes() if path.exists() else b""
     lines = content[: content.rfind(b"\n") + 1].splitlines(keepends=True)
     events = [parse(line) for line in lines]
@@ -64,7 +67,7 @@ def read_events(path: Path) -> tuple[list[dict[str, Any]], int, bool]:
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
-    """One event, or None if the line is not one."""
+    """One event, or None if the line is none."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
@@ -73,12 +76,12 @@ def parse(line: bytes) -> dict[str, Any] | None:
 
 
 def is_unaltered(event: dict[str, Any]) -> bool:
-    """Whether an event is as it was written, by its own hash."""
+    """Whether an event still has the hash it was written with."""
     return bool(fingerprint({k: v for k, v in event.items() if k != "hash"}) == event["hash"])
 
 
 def check_chain(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The events, and one line for each place where the chain does not hold."""
+    """The events, and one line for each break of the hash chain."""
     if not path.exists():
         return [], [f"{path.name}: missing"]
     events: list[dict[str, Any]] = []

@@ -1,7 +1,7 @@
-"""What of a configuration is not its recipe's default, told from a table as config.toml holds it.
+"""The settings of a config.toml that differ from its recipe's defaults.
 
-No code that a table names is loaded. The defaults of a recipe that is not one of Mutirão's are kept in the trail of its
-run, whose first event has them as `defaults`.
+No code that a configuration names is loaded. The defaults of a recipe from outside Mutirão stand in the first event of
+its audit trail, as `defaults`.
 """
 
 import tomllib
@@ -17,9 +17,9 @@ Table = Mapping[str, Any]
 
 
 def changed_settings(config: Table, base: Table | None = None) -> dict[str, Any]:
-    """The settings that are not the recipe's defaults; those of a part that is not the default, where not its own.
+    """The settings that differ from the recipe's defaults; of another part, those that differ from that part's.
 
-    `base` are the defaults of a recipe that is not one of Mutirão's.
+    `base` are the defaults of a recipe from outside Mutirão.
 
     >>> changed_settings({"recipe": "quickstart", "lr": 0.1, "aggregate": {"name": "fedyogi", "lr": 0.01, "tau": 0.1}})
     {'lr': 0.1, 'aggregate': 'fedyogi', 'aggregate.tau': 0.1}
@@ -42,50 +42,50 @@ def changed_settings(config: Table, base: Table | None = None) -> dict[str, Any]
 
 
 def defaults_of(recipe: str, base: Table | None = None) -> dict[str, Any]:
-    """The defaults that a configuration is held against."""
+    """The defaults to compare a configuration with."""
     return recipe_defaults(recipe) if recipe in NAMES else {**recipe_defaults(""), **(base or {})}
 
 
 @cache
 def recipe_defaults(recipe: str) -> dict[str, Any]:
-    """The defaults of a recipe of Mutirão's; of any other, those that all recipes share."""
+    """The defaults of a recipe of Mutirão; of any other, those that all recipes share."""
     kind = config_class_of(recipe)
     return {**retired_of(kind), **defaults_table(kind)}
 
 
 def defaults_table(kind: type[Common]) -> dict[str, Any]:
-    """All defaults of a configuration, as its file would hold them."""
+    """All defaults of a configuration, as config.toml would contain them."""
     return {key: value for key, value in tomllib.loads(dump("", resolve(kind, {}))).items() if key != "recipe"}
 
 
 def config_class_of(recipe: str) -> type[Common]:
-    """The settings of a recipe of Mutirão's; of any other, those that all recipes share."""
+    """The configuration class of a recipe of Mutirão; of any other, the common one."""
     return find(recipe).config if recipe in NAMES else Common
 
 
 def own_defaults(kind: type[Common]) -> dict[str, Any]:
-    """The defaults that a recipe declares itself, which are not those that all recipes share."""
+    """The defaults that a recipe declares itself, unlike those that all recipes share."""
     return {key: value for key, value in defaults_table(kind).items() if declares(kind, key)}
 
 
 def declares(kind: type[Common], key: str) -> bool:
-    """Whether the settings have one of that name with a default of their own."""
+    """Whether the class declares this setting itself, with its own default."""
     own = kind.__dataclass_fields__
     return key in own and own[key] is not Common.__dataclass_fields__.get(key)
 
 
 def part_module(recipe: str, kind: str) -> str:
-    """The module with a recipe's own parts of that kind, if it has one."""
+    """The module of a recipe's own parts of this kind; empty if it has none."""
     fields = config_class_of(recipe).__dataclass_fields__
     part = fields[kind].default if kind in fields else None
     return part.home if isinstance(part, Part) else ""
 
 
-@lru_cache(1000)  # names come from folders
+@lru_cache(1000)  # bounded: names come from folders of others
 def part_defaults(kind: str, name: str, home: str) -> Table:
-    """The settings that a part has by itself; none of a user's own part, which is not loaded for that."""
+    """The default settings of a part; empty for a user's own part, as its code is not loaded here."""
     part = Part(name, {}, home)
     try:
         return {} if ":" in name else {**retired_of(factory(kind, part)), **complete_part(kind, part).settings}
-    except (ConfigError, KeyError, ImportError):  # a kind, part or package of another version or machine
+    except (ConfigError, KeyError, ImportError):  # it exists in another version or on another machine only
         return {}

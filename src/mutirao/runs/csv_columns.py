@@ -1,4 +1,4 @@
-"""A CSV file by columns, read in parts: a million rows cost about what they take on disk, not a list of cells each."""
+"""A CSV file by columns, in about as much memory as it takes on disk, also with a million rows."""
 
 import math
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from mutirao.runs.csv_tables import read_csv_parts
 
 Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.intp]
-LARGEST = 2.0**53  # what a file says may be anything
+LARGEST = 2.0**53  # the bound of integers in a file, which may contain anything
 BREAK = "\n"  # between the cells of a column; our own tables have none within a cell
 
 
@@ -22,7 +22,7 @@ class Columns:
     def __init__(self, path: Path) -> None:
         self.names: list[str] = []
         self.lengths: list[int] = []  # of each part, in rows
-        self._parts: dict[str, list[str]] = {}  # a column as a text for each part, its cells a line each
+        self._parts: dict[str, list[str]] = {}  # a column as one text for each part, a line for each cell
         self._numbers: dict[str, Floats] = {}
         self._codes: dict[str, tuple[list[str], Codes]] = {}
         for self.names, rows in read_csv_parts(path):
@@ -39,7 +39,7 @@ class Columns:
         return name in self._parts
 
     def cells(self, name: str) -> Iterator[list[str]]:
-        """A column as it stands, part by part."""
+        """A column's cells as text, part by part."""
         if name not in self._parts:
             yield from ([""] * length for length in self.lengths)
             return
@@ -47,11 +47,11 @@ class Columns:
             yield text.split(BREAK)
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A column as it stands, all of it: of a long table rather take `codes`."""
+        """A column's cells as text; use `codes` for long tables."""
         return tuple(cell for part in self.cells(name) for cell in part)
 
     def codes(self, name: str) -> tuple[list[str], Codes]:
-        """The texts that occur in a column, in the order they came, and the place among them of each row's."""
+        """A column's distinct texts, in the order of their first rows, and each row's index into them."""
         if name not in self._codes:
             seen: dict[str, int] = {}
             codes = np.zeros(self.length, np.intp)
@@ -63,30 +63,32 @@ class Columns:
         return self._codes[name]
 
     def where(self, name: str, text: str) -> npt.NDArray[np.bool_]:
-        """In which rows a column has that text."""
+        """The rows in which a column has this text."""
         texts, codes = self.codes(name)
-        return np.asarray(codes == (texts.index(text) if text in texts else -1))
+        if text not in texts:
+            return np.zeros(self.length, np.bool_)
+        return np.asarray(codes == texts.index(text))
 
     def numbers(self, name: str) -> Floats:
-        """A column as numbers, NaN where there is none."""
+        """A column as numbers, NaN for other cells."""
         if name not in self._numbers:
             parts = [numbers_of(part) for part in self.cells(name)] if name in self else []
             self._numbers[name] = np.concatenate(parts) if parts else np.full(self.length, np.nan)
         return self._numbers[name]
 
     def wholes(self, name: str) -> npt.NDArray[np.int64]:
-        """A column as whole numbers, 0 where there is none."""
+        """A column as integers, 0 for other cells."""
         return np.clip(np.nan_to_num(self.numbers(name)), -LARGEST, LARGEST).astype(np.int64)
 
 
 def join_cells(cells: tuple[str, ...]) -> str:
-    """Cells as one text, a line each."""
+    """Cells as one text, a line for each."""
     text = BREAK.join(cells)
     return text if text.count(BREAK) < len(cells) else BREAK.join(str(plain_value(cell)) for cell in cells)
 
 
 def numbers_of(cells: list[str]) -> Floats:
-    """Cells as numbers, NaN where there is none that is finite."""
+    """Cells as numbers, NaN for all that are not finite."""
     try:
         values = np.array([cell or "nan" for cell in cells], np.float64)
     except ValueError:  # not all of them are numbers

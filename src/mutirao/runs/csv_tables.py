@@ -1,4 +1,4 @@
-"""CSV tables that only grow, as a run folder has them, read in parts; what a crash cut off is left out."""
+"""CSV tables of a run folder, to which rows are only appended; a row that a crash cut off is ignored."""
 
 import csv
 import itertools
@@ -10,53 +10,55 @@ from typing import Any
 from mutirao.errors import Damaged
 from mutirao.io import append_whole, name_path_in_errors, plain_value, write_plain, write_rows
 
-MOST_COLUMNS = 256  # names of metrics come from clients: they must not grow a table without end
-PART = 20_000  # rows that are held at once: of a long table never all
+MOST_COLUMNS = 256  # metric names come from clients, who must not grow a table without bound
+PART = 20_000  # rows in memory at once
 
 
 class CsvTable:
-    """A CSV file that only grows, a block of rows at a time; a new column rewrites it whole, once."""
+    """A CSV file to which blocks of rows are appended; a new column rewrites it once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.columns: list[str] = []
         self.rows = 0
-        self._counted: tuple[Any, int] = (None, 0)  # of the file as it was then
+        self._counted: tuple[Any, int] = (None, 0)  # (state of the file, its rows)
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-        """Add rows at the end in one write; return them as they will read back."""
+        """Append rows in one write; return them as they will be read."""
         known = set(self.columns)
-        new = list(dict.fromkeys(k for row in rows for k in row if k not in known))[: MOST_COLUMNS - len(known)]
+        names = dict.fromkeys(name for row in rows for name in row)
+        new = [name for name in names if name not in known][: MOST_COLUMNS - len(known)]
         if new:
             self.columns += new
             self._write(self.rows)
         cells = self._cells(rows)
         append_whole(self.path, write_plain(cells).encode())
         self.rows += len(rows)
-        return [{k: t for k, cell in zip(self.columns, line, strict=True) if (t := str(cell)) != ""} for line in cells]
+        return [non_empty(self.columns, map(str, line)) for line in cells]
 
     def each(self) -> Generator[dict[str, str], None, None]:
-        """All whole rows, one after the other; empty cells are left out."""
+        """All complete rows, one after the other, without their empty cells."""
         for header, rows in read_csv_parts(self.path):
             for cells in rows:
-                yield {k: v for k, v in zip(header, cells, strict=True) if v != ""}
+                yield non_empty(header, cells)
 
     def read(self) -> list[dict[str, str]]:
-        """All whole rows at once, of a table that is not long."""
+        """All complete rows in memory, for short tables."""
         return list(self.each())
 
     def first(self, rows: int) -> list[dict[str, str]]:
-        """The first `rows` rows; Damaged if there are fewer."""
+        """The first `rows` rows; raises Damaged if there are fewer."""
         self.check(rows)
         return list(itertools.islice(self.each(), rows))
 
     def check(self, rows: int) -> None:
-        """Damaged if there are not so many rows."""
-        if (found := self.count()) < rows:
-            raise Damaged(f"{self.path} has {found} whole rows, {rows} are expected")
+        """Raise Damaged if there are fewer rows."""
+        found = self.count()
+        if found < rows:
+            raise Damaged(f"{self.path} has {found} complete rows, expected {rows}")
 
     def count(self) -> int:
-        """How many whole rows there are; a file that did not change is not read again."""
+        """The number of complete rows; an unchanged file is not read again."""
         now = self.path.stat() if self.path.is_file() else None
         mark = now and (now.st_size, now.st_mtime_ns, now.st_ino)
         if self._counted[0] != mark:
@@ -64,7 +66,7 @@ class CsvTable:
         return self._counted[1]
 
     def go_on_after(self, rows: int) -> None:
-        """Drop what stands behind the first `rows` rows: it belongs to a round that was never finished."""
+        """Remove all but the first `rows` rows: the others belong to a round that was never committed."""
         self.columns, _ = next(read_csv_parts(self.path), ([], []))
         self.rows = rows
         if self.count() > rows or not self._ends_whole():
@@ -78,7 +80,7 @@ class CsvTable:
             return file.read(1) == b"\n"
 
     def _write(self, rows: int) -> None:
-        """Put the file in order: the columns there are now, and the first `rows` rows."""
+        """Rewrite the file with the current columns and the first `rows` rows."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         part = self.path.with_name(f".{self.path.name}.part")
         old = self.each()
@@ -94,17 +96,25 @@ class CsvTable:
                 old.close()
                 part.replace(self.path)
             except OSError:
-                part.unlink(missing_ok=True)  # what did not fit must not fill the disk
+                part.unlink(missing_ok=True)  # a partial file must not fill the disk
                 raise
 
     def _cells(self, rows: Iterable[Mapping[str, Any]]) -> list[list[Any]]:
-        return [[plain_value(row.get(k, "")) for k in self.columns] for row in rows]
+        cells: list[list[Any]] = []
+        for row in rows:
+            cells.append([plain_value(row.get(name, "")) for name in self.columns])
+        return cells
+
+
+def non_empty(header: Sequence[str], cells: Iterable[str]) -> dict[str, str]:
+    """A row as a dictionary, without its empty cells."""
+    return {name: cell for name, cell in zip(header, cells, strict=True) if cell != ""}
 
 
 def read_csv_parts(path: Path) -> Iterator[tuple[list[str], list[list[str]]]]:
-    """The header of a CSV file with its whole rows, at most PART at a time; nothing if there is no file.
+    """The header of a CSV file and its complete rows, at most PART at a time; nothing if there is no file.
 
-    A file with a header alone gives it with no rows.
+    A file with a header only yields it once, without rows.
     """
     if not path.is_file():
         return

@@ -1,4 +1,4 @@
-"""Run a recipe into a folder: the one path that the command line, Flower and scripts share."""
+"""Run a recipe and record it in a folder: the one path that the command line, Flower and scripts share."""
 
 import contextlib
 import json
@@ -35,7 +35,7 @@ from mutirao.training.lr_schedules import has_same_past
 
 log = logging.getLogger("mutirao")
 
-# Settings that do not touch the rounds already made.
+# Settings that do not affect the rounds already made.
 MAY_CHANGE = {"rounds", "wait", "min_replies", "track", "keep", "keep_bytes"}
 Watch = Callable[[Run, Round, Task], None]
 Draw = Callable[[Run, Task, Path], None]
@@ -53,28 +53,30 @@ def execute(
     draw: Draw | None = None,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """Make the rounds of a recipe, record each in `out`, and return the summary; `fleet` is local by default.
+    """Run a recipe, record each round in `out`, and return the summary; `fleet` is local by default.
 
     `config` is the recipe's configuration, a table of settings, or None for its defaults. `draw` makes the pictures of
-    the finished run and `report` its page; `mutirao.execute` hands in the usual ones.
+    the finished run and `report` its page; `mutirao.execute` passes the usual ones.
     """
     name, recipe = name_recipe(recipe)
-    config, out = validate(recipe.config, config), Path(out)
+    config = validate(recipe.config, config)
+    out = Path(out)
     tracker: Tracker = build("track", config.track)
     check_extras(config)
     with Folder.open(out) as folder, logged(out):
-        folder.keep, folder.keep_bytes = config.keep, config.keep_bytes
+        folder.keep = config.keep
+        folder.keep_bytes = config.keep_bytes
         if folder.holds_run() and not resume:
-            raise ConfigError(f"{out} already holds a run; add --resume to go on with it, or choose another --out")
+            raise ConfigError(f"{out} already holds a run; add --resume to continue it, or choose another --out")
         done = folder.summary()
         if done is not None and has_ended(done, config.rounds):
             if report is not None and not (out / "report.html").exists():
                 report(out)
             return done | {"already": True}
         task = recipe.prepare(config)
-        better = max if task.higher_is_better else min  # refuses a judge whose direction nobody knows
+        better = max if task.higher_is_better else min  # ConfigError if the metric's direction is not declared
         config = replace(config, privacy=resolve_privacy(config, len(task.population)))
-        at_hand = fleet is None or isinstance(fleet, LocalFleet)
+        is_local = fleet is None or isinstance(fleet, LocalFleet)
         fleet = fleet or LocalFleet(task.worker, task.population)
         text = dump(name, config)
         check_facts(folder, task)
@@ -82,7 +84,7 @@ def execute(
         fresh = run is None
         if run is None:
             run = Run(task.initial(), seed=config.seed)
-        if task.check is not None and at_hand and run.round < config.rounds:
+        if task.check is not None and is_local and run.round < config.rounds:
             task.check(run.arrays, task.population)
         fleet.use_state_store(folder.sites.states)
         if fresh:
@@ -106,18 +108,18 @@ def execute(
                     break
         except MutiraoError as error:
             if isinstance(error, ConfigError) and fresh and not run.round:
-                folder.take_back()  # what cannot be run leaves nothing behind
+                folder.take_back()  # a configuration that cannot be run leaves no folder
                 raise
             if not isinstance(error, BudgetSpent) or not run.round:
                 folder.fail(run, error)
                 raise
-            stopped = error  # what was made is whole: it is finished as any run, and the reason is passed on
+            stopped = error  # the rounds made are complete: the run is finished, then the reason is raised
         for file, write in task.exhibits.files.items():
             write(run, out / file)
         if draw is not None:
             draw(run, task, out)
-        told = build_summary(name, config, task, run, best, stopped) | evaluate_best(folder, task, run, best)
-        full = folder.finish(run, told, audited_files(task))
+        summary = build_summary(name, config, task, run, best, stopped) | evaluate_best(folder, task, run, best)
+        full = folder.finish(run, summary, audited_files(task))
         if report is not None:
             report(out)
         sink.end(full)
@@ -127,68 +129,72 @@ def execute(
 
 
 def extra_facts(name: str, config: Any) -> dict[str, Any]:
-    """What a configuration does not tell of its run: the defaults of a user's recipe."""
+    """What the audit trail records besides the configuration: the defaults of a user's recipe."""
     return {} if name in NAMES else {"defaults": own_defaults(type(config))}
 
 
 def check_facts(folder: Folder, task: Task) -> None:
-    """Refuse to go on with a run that began with other facts, such as another list of who consents."""
+    """Refuse to resume a run that began with other facts, such as another list of consenting clients."""
     for key, then in folder.audit.began.get("facts", {}).items():
-        if (now := task.facts.get(key)) != then:
-            said = f"{json.dumps(then)} then, {json.dumps(now)} now"
-            raise ConfigError(f"{folder.path}: {key} is not what the run began with: {said}; restore it, or begin anew")
+        now = task.facts.get(key)
+        if now != then:
+            change = f"{json.dumps(then)} then, {json.dumps(now)} now"
+            raise ConfigError(
+                f"{folder.path}: {key} is not what the run began with: {change}; restore it, or start anew"
+            )
 
 
 def audited_files(task: Task) -> list[str]:
-    """The files that a task leaves besides, and the tables that stand beside its pictures."""
+    """The further files that the audit trail covers: the task's own, and the tables of its pictures."""
     beside = [Path(picture).with_suffix(".csv").name for picture in task.exhibits.pictures]
     return list(dict.fromkeys([*task.exhibits.files, *beside, "plane.csv", "partition.csv"]))
 
 
 def name_recipe(recipe: Recipe | str) -> tuple[str, Recipe]:
-    """The recipe with the name it is recorded by."""
+    """The recipe and its recorded name."""
     if isinstance(recipe, str):
         return recipe, find(recipe)
     name = recipe_name(recipe)
     if not name:
-        log.warning("the recipe is no attribute of a module: its run cannot be repeated from its config.toml")
+        log.warning("the recipe is not an attribute of a module, so the run cannot be repeated from its config.toml")
     return name, recipe
 
 
 def check_extras(config: Any) -> None:
-    """Ask for what accounts for privacy before work begins; trackers ask for their packages as they are made."""
+    """Refuse early if the package for privacy accounting is missing; trackers check theirs themselves."""
     if config.privacy.name in PRIVACY and config.privacy.name != "none" and find_spec("opacus") is None:
         raise ConfigError(f"privacy={config.privacy.name} needs Opacus: install mutirao[privacy]")
 
 
 def present_clients(fleet: Fleet, config: Any) -> Fleet:
-    """The fleet without those who are excluded, if they are in it."""
+    """The fleet without the excluded clients, if it contains any."""
     names = parse_names(config.exclude)
-    local = isinstance(fleet, LocalFleet) and names.isdisjoint(fleet.clients())  # they are not in its population
-    return FleetWithout(fleet, names) if names and not local else fleet
+    if not names or (isinstance(fleet, LocalFleet) and names.isdisjoint(fleet.clients())):
+        return fleet
+    return FleetWithout(fleet, names)
 
 
-def best_row(history: list[Row], judge: str, better: Callable[..., Row]) -> Row | None:
-    """The line of the best round, the earliest of equals."""
-    judged = [row for row in history if judge in row]
-    return better(judged, key=lambda row: row[judge]) if judged else None
+def best_row(history: list[Row], monitor: str, better: Callable[..., Row]) -> Row | None:
+    """The row of the best round, the earliest of equals; None if the metric was never evaluated."""
+    evaluated = [row for row in history if monitor in row]
+    return better(evaluated, key=lambda row: row[monitor]) if evaluated else None
 
 
 def build_summary(
     name: str, config: Any, task: Task, run: Run, best: Row | None, stopped: BudgetSpent | None
 ) -> dict[str, Any]:
-    """What summary.json says of a run."""
+    """The content of summary.json."""
     final = metrics_in_row(run.history[-1]) if run.history else {}
     metrics = dict.fromkeys(k for row in run.history for k in metrics_in_row(row))
-    ways = {metric: direction_of(metric, task.directions) for metric in metrics}
-    found = task.exhibits.findings
+    directions = {metric: direction_of(metric, task.directions) for metric in metrics}
+    findings = task.exhibits.findings
     return {
         "recipe": name,
         "final": final,
         "best": metrics_in_row(best) if best else final,
         "best_round": best["round"] if best else run.round,
         "judge": task.judge,
-        "directions": {metric: way for metric, way in ways.items() if way},
+        "directions": {metric: direction for metric, direction in directions.items() if direction},
         "rounds": run.round,
         "seed": run.seed,
         "digest": digest(run.arrays),
@@ -199,40 +205,43 @@ def build_summary(
         "bytes_up": sum(r["bytes_up"] for r in run.history),
         **({"privacy": kept} if (kept := privacy_summary(config.privacy, run)) else {}),
         **({"stopped": str(stopped)} if stopped else {}),
-        **(found(run) if found else {}),
+        **(findings(run) if findings else {}),
         "versions": versions(),
     }
 
 
 def evaluate_best(folder: Folder, task: Task, run: Run, best: Row | None) -> dict[str, Any]:
-    """What is measured, once, of the best model of a run that validation data ended; nothing of other runs."""
+    """The test metrics of the best model, if validation data chose it; empty for other runs."""
     if task.ending.measure is None or best is None:
         return {}
-    found = task.ending.measure(run, load_arrays(folder.checkpoints / "best.safetensors")[0])
+    best_model, _ = load_arrays(folder.checkpoints / "best.safetensors")
+    found = task.ending.measure(run, best_model)
     final = metrics_in_row(run.history[-1]) | found
-    over = f"after round {run.round}, {run.round - best['round']} rounds after the best"
-    ways = {metric: way for metric in final if (way := direction_of(metric, task.directions))}
-    early = {"ended": over} if task.ending.is_over(run.round, best) else {}
-    return {"final": final, "best": metrics_in_row(best) | found, "directions": ways, **early}
+    reason = f"after round {run.round}, {run.round - best['round']} rounds after the best"
+    directions = {metric: way for metric in final if (way := direction_of(metric, task.directions))}
+    early = {"ended": reason} if task.ending.is_over(run.round, best) else {}
+    return {"final": final, "best": metrics_in_row(best) | found, "directions": directions, **early}
 
 
 def has_ended(summary: Mapping[str, Any], rounds: int) -> bool:
-    """Whether a finished run has nothing to go on with: it made so many rounds, or ended by itself before."""
+    """Whether a finished run has all rounds, or stopped early."""
     return summary["rounds"] >= rounds or "ended" in summary
 
 
 def default_out(name: str, resume: bool) -> Path:
-    """runs/RECIPE, or the next free runs/RECIPE-2, -3, ...; with `resume` the latest that exists."""
+    """runs/RECIPE, or the next free runs/RECIPE-2, -3, ...; with `resume` the latest existing one."""
     stem = re.sub(r"[^\w.@+-]+", "-", name).lstrip(".") or "run"
-    candidate, number = Path("runs") / stem, 1
+    candidate = Path("runs") / stem
+    number = 1
     while candidate.exists():
-        latest, number = candidate, number + 1
+        latest = candidate
+        number += 1
         candidate = Path("runs") / f"{stem}-{number}"
     return latest if resume and number > 1 else candidate
 
 
 def reopen(name: str | None, out: Path, sets: list[tuple[str, Any]], trust: Trust = distrust) -> tuple[str, Any]:
-    """The recipe and configuration of the run in `out`, with `sets` applied where that is allowed.
+    """The recipe and configuration of the run in `out`, with `sets` applied if they may change.
 
     Code that it names is loaded if the user ran it here before, names it too, or agrees: see `mutirao.runs.trust`.
     """
@@ -242,43 +251,45 @@ def reopen(name: str | None, out: Path, sets: list[tuple[str, Any]], trust: Trus
     recipe = str(table.pop("recipe", ""))
     if name is not None and name != recipe:
         raise ConfigError(f"{out} holds a run of {recipe!r}, not of {name!r}")
-    kind = find(recipe).config
-    before, after = resolve(kind, table), resolve(kind, table, sets)
+    config_class = find(recipe).config
+    before = resolve(config_class, table)
+    after = resolve(config_class, table, sets)
     for key in sorted(vars(before)):
         if vars(before)[key] != vars(after)[key] and key not in MAY_CHANGE:
-            raise ConfigError(f"{key} cannot change in a run that has begun; use another --out")
+            raise ConfigError(f"{key} cannot change in a started run; use another --out")
     check_past(before, after)
     return recipe, after
 
 
 def different_settings(out: Path, name: str, config: Any) -> list[str]:
-    """The settings that the run in `out` has otherwise; ones that came later have their defaults in an old run.
+    """The settings that differ in the run in `out`; settings newer than that run have their defaults there.
 
-    Nothing is imported that `config` does not name, too.
+    No code is imported that `config` does not name too.
     """
     table, known = read_toml(out / "config.toml"), dotted_in(tomllib.loads(dump(name, config)))
-    if strange := [key for key, value in table.items() if not {*dotted_in({key: value})} <= {*known}]:
-        return strange
+    unknown = [key for key, value in table.items() if not {*dotted_in({key: value})} <= {*known}]
+    if unknown:
+        return unknown
     if table.pop("recipe", "") != name:
         return ["recipe"]
     made = resolve(type(config), table)
-    then, now = (
-        vars(replace(c, privacy=without_resolved(c.privacy))) for c in (made, config)
-    )  # a run writes down what it found
+    # A run writes down the noise that it worked out for its privacy budget: compare without that.
+    then = vars(replace(made, privacy=without_resolved(made.privacy)))
+    now = vars(replace(config, privacy=without_resolved(config.privacy)))
     return [key for key in now if then[key] != now[key]]
 
 
 def check_past(before: Any, after: Any) -> None:
-    """Refuse another number of rounds where the rates of those already made were worked out from it."""
+    """Refuse another number of rounds if the learning rates of those already made depend on it."""
     if not has_same_past(after.schedule, before.rounds, after.rounds):
         raise ConfigError(
-            f"rounds cannot change in a run that has begun with schedule={after.schedule.name}, whose rates depend on "
-            "it; use another --out, and give the schedule a length of its own"
+            f"rounds cannot change in a started run with schedule={after.schedule.name}, as its rates depend on "
+            "them; use another --out, and give the schedule a length of its own"
         )
 
 
 class RunLog(logging.FileHandler):
-    """A log that is lost line by line on a full disk, without a word: the run itself says what is wrong."""
+    """A log file that silently drops lines on a full disk: the run itself reports the error."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
         """Do not print a traceback for a line that could not be written."""
@@ -286,7 +297,7 @@ class RunLog(logging.FileHandler):
 
 @contextlib.contextmanager
 def logged(out: Path) -> Iterator[None]:
-    """Write what the run says to `run.log` as well."""
+    """Write log messages to `run.log` too."""
     handler = RunLog(out / "run.log", encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("mutirao")

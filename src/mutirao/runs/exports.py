@@ -1,4 +1,4 @@
-"""Tables of runs for other tools: history or clients of one run, or of all runs below a folder, as Parquet or CSV."""
+"""Export the history or clients of runs as Parquet or CSV, for other tools."""
 
 import io
 from pathlib import Path
@@ -14,15 +14,15 @@ FORMATS = (".parquet", ".csv")
 
 
 def export_tables(folder: Path, out: Path, table: str = "history") -> int:
-    """Write a table of the run, or of every run below the folder with a column `run`; return the number of rows."""
+    """Write a table of one run, or of all runs below a folder with a column `run`; return the number of rows."""
     if out.suffix.lower() not in FORMATS:
-        raise ConfigError(f"cannot write {out}: right would be a name that ends in {' or '.join(FORMATS)}")
+        raise ConfigError(f"cannot write {out}: expected a name that ends in {' or '.join(FORMATS)}")
     if table not in TABLES:
         raise ConfigError(f"there is no table {table!r} (valid: {', '.join(TABLES)})")
     single = (folder / f"{table}.csv").is_file()
     files = [folder / f"{table}.csv"] if single else sorted(folder.rglob(f"{table}.csv"))
     found = {file.parent.relative_to(folder).as_posix(): Columns(file) for file in files}
-    found = {name: rows for name, rows in found.items() if len(rows)}
+    found = {name: rows for name, rows in found.items() if len(rows)}  # runs without a round are left out
     if not found:
         raise ConfigError(f"{folder} holds no run with a table {table}.csv")
     columns = {} if single else {"run": [name for name, rows in found.items() for _ in range(len(rows))]}
@@ -36,7 +36,7 @@ def export_tables(folder: Path, out: Path, table: str = "history") -> int:
 
 
 def columns_in_order(rows: Columns) -> list[str]:
-    """The columns with anything in them, in the order in which a row has something in each."""
+    """The columns that are not empty, in the order of their first non-empty rows."""
     first = {}
     for name in rows.names:
         cells = (cell for part in rows.cells(name) for cell in part)
@@ -45,7 +45,7 @@ def columns_in_order(rows: Columns) -> list[str]:
 
 
 def one_type(values: list[Any]) -> list[Any]:
-    """Values of one type: whole numbers, numbers or text, None where there is none."""
+    """The values as one type: all integers, all floats or all text; None stays None."""
     kinds = {type(v) for v in values if v is not None}
     if kinds <= {int}:
         return values

@@ -1,7 +1,8 @@
-"""What the models of several groups say together, for one client that asks: weights, accuracies and predictions."""
+"""An ensemble of the models of several groups, weighted for one client: weights, accuracies and predictions."""
 
 import csv
 import io
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -25,40 +26,45 @@ from mutirao.runs.run_folder import load_run
 from mutirao.runs.trust import Trust, check_trust, distrust, is_own_run
 
 WEIGHTS = ("sample", "validation", "distance", "equal")
-FEW, MOST = 20, 2000  # samples an asker weighs groups by, and test samples of all clients that are judged at most
+FEW = 20  # samples of the client that weigh the groups
+MOST = 2000  # test samples of all clients that are evaluated at most
 
 Labels = npt.NDArray[np.int64]
+Probabilities = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class GroupEnsemble:
-    """What the groups' models say together: weights, and shares of right answers on two sets of test data."""
+    """The ensemble's weights for a client, and accuracies on two sets of test data."""
 
     client: ClientId
-    group: str  # its own; empty if it waits
+    group: str  # its own; empty if it waits for one
     by: str
     weights: dict[str, float]
-    own: dict[str, float]  # on the client's own test data: `combined`, and the model of each group alone
-    union: dict[str, float]  # on the test data of all clients
-    guesses: list[tuple[int, int, float]]  # label, guess and its probability, of each own test sample
+    own: dict[str, float]  # accuracy on the client's own test data: of `combined`, and of each group's model alone
+    union: dict[str, float]  # accuracy on the test data of all clients
+    guesses: list[tuple[int, int, float]]  # label, prediction and its probability, for each own test sample
 
     def write(self, folder: Path) -> list[Path]:
-        """Write `weights.json` and `predictions.csv`; which files."""
+        """Write `weights.json` and `predictions.csv`; return both paths."""
         folder.mkdir(parents=True, exist_ok=True)
-        table, text = folder / "predictions.csv", io.StringIO()
+        table = folder / "predictions.csv"
+        text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
         rows.writerow(["sample", "label", "guess", "probability"])
-        rows.writerows([i, label, guess, f"{p:.6f}"] for i, (label, guess, p) in enumerate(self.guesses))
+        for sample, (label, guess, probability) in enumerate(self.guesses):
+            rows.writerow([sample, label, guess, f"{probability:.6f}"])
         write_whole(table, text.getvalue())
-        told = {k: v for k, v in asdict(self).items() if k != "guesses"}
-        write_whole(folder / "weights.json", json.dumps(told, indent=1) + "\n")
+        content = asdict(self)
+        del content["guesses"]
+        write_whole(folder / "weights.json", json.dumps(content, indent=1) + "\n")
         return [folder / "weights.json", table]
 
 
 def combine_run(
     folder: Path, client: ClientId, by: str = "sample", few: int = FEW, trust: Trust = distrust
 ) -> GroupEnsemble:
-    """Ask the models of a run's groups together, for a client of it that is simulated here."""
+    """The ensemble of a run's groups for one of its simulated clients."""
     table = read_toml(folder / "config.toml")
     check_trust(folder / "config.toml", table, trust, (), lambda: is_own_run(folder))
     recipe = find(str(table.pop("recipe", "")))
@@ -74,70 +80,95 @@ def combine_run(
 
 
 def combine_for(task: Task, run: Run, state: Grouping, client: ClientId, by: str, few: int) -> GroupEnsemble:
-    """The same of a task and a run."""
+    """The ensemble of a run's groups for one client."""
     from mutirao.training.samples import Samples, own_test_samples
 
     if task.opinions is None:
-        raise ConfigError("combine: it asks models that tell classes apart, which those of this task cannot be asked")
-    data = task.population[client]
-    mine, test = Samples.of(data).first(few), own_test_samples(data)
-    everybody = [own_test_samples(task.population[c]) for c in sorted(task.population)]
-    said, labels = predict_by_group(task, run, test), true_labels(test)
-    union, right = zip(*((predict_by_group(task, run, part), true_labels(part)) for part in everybody), strict=True)
-    classes = {g: list(names) for g, names in state.classes.items()}
-    all_said = {g: np.concatenate([part[g] for part in union]) for g in classes}
-    all_labels = np.concatenate(right)
-    chosen = np.linspace(0, len(all_labels) - 1, min(MOST, len(all_labels))).astype(np.intp)
-    judged = chosen
+        raise ConfigError("combine: expected a task that classifies; this one gives no class probabilities")
+    classes = {group: list(names) for group, names in state.classes.items()}
+    own_samples = Samples.of(task.population[client]).first(few)
+    own_test = own_test_samples(task.population[client])
+    own_predictions = predict_by_group(task, run, own_test)
+    own_labels = true_labels(own_test)
+    parts: list[dict[str, Probabilities]] = []
+    label_parts: list[Labels] = []
+    for name in sorted(task.population):
+        test = own_test_samples(task.population[name])
+        parts.append(predict_by_group(task, run, test))
+        label_parts.append(true_labels(test))
+    predictions = {group: np.concatenate([part[group] for part in parts]) for group in classes}
+    labels = np.concatenate(label_parts)
+    evaluated = np.linspace(0, len(labels) - 1, min(MOST, len(labels))).astype(np.intp)
     if by == "sample":
-        weights = weights_by_sample(predict_by_group(task, run, mine), classes, true_labels(mine))
-    elif by == "validation":  # half of the common samples weigh, the other half judges
-        held, judged = chosen[::2], chosen[1::2]
+        weights = weights_by_sample(predict_by_group(task, run, own_samples), classes, true_labels(own_samples))
+    elif by == "validation":  # half of the common samples give the weights, the other half is evaluated
+        validation = evaluated[::2]
+        evaluated = evaluated[1::2]
         weights = weights_by_validation(
-            {g: ensemble_accuracy({g: p[held]}, classes, None, all_labels[held]) for g, p in all_said.items()}
+            accuracy_of_each(pick_rows(predictions, validation), classes, labels[validation])
         )
+    elif by == "equal":
+        weights = dict.fromkeys(classes, 1.0)
     else:
-        weights = (
-            dict.fromkeys(classes, 1.0) if by == "equal" else weights_by_distance(distances_to_groups(state, client))
-        )
-    total = 1 + max(int(all_labels.max()), *(c for names in classes.values() for c in names))
-    whole = combine(said, classes, weights, total)
-    guess = whole.argmax(1)
-    of_union = {g: p[judged] for g, p in all_said.items()}
-    alone = {g: ensemble_accuracy({g: p}, classes, None, labels) for g, p in said.items()}
-    alone_union = {g: ensemble_accuracy({g: p}, classes, None, all_labels[judged]) for g, p in of_union.items()}
+        weights = weights_by_distance(distances_to_groups(state, client))
+    total = 1 + max(int(labels.max()), *itertools.chain(*classes.values()))
+    combined = combine(own_predictions, classes, weights, total)
+    guesses = combined.argmax(1)
+    union = pick_rows(predictions, evaluated)
+    union_labels = labels[evaluated]
     return GroupEnsemble(
         client=client,
         group=state.groups.group_of(client),
         by=by,
         weights=normalise_weights(weights),
-        own={"combined": float(np.mean(guess == labels)), **alone},
-        union={"combined": ensemble_accuracy(of_union, classes, weights, all_labels[judged]), **alone_union},
-        guesses=[(int(y), int(g), float(whole[i, g])) for i, (y, g) in enumerate(zip(labels, guess, strict=True))],
+        own={
+            "combined": float(np.mean(guesses == own_labels)),
+            **accuracy_of_each(own_predictions, classes, own_labels),
+        },
+        union={
+            "combined": ensemble_accuracy(union, classes, weights, union_labels),
+            **accuracy_of_each(union, classes, union_labels),
+        },
+        guesses=list(zip(own_labels.tolist(), guesses.tolist(), combined.max(1).tolist(), strict=True)),
     )
 
 
-def predict_by_group(task: Task, run: Run, samples: Any) -> dict[str, npt.NDArray[np.float64]]:
-    """What the model of each group says of samples."""
+def predict_by_group(task: Task, run: Run, samples: Any) -> dict[str, Probabilities]:
+    """Each group's class probabilities of the samples."""
     if not len(samples):
-        raise ConfigError("client: it has no samples of its own to ask about")
+        raise ConfigError("client: it has no samples of its own to predict")
     return dict(task.opinions(run, samples)) if task.opinions is not None else {}
 
 
+def pick_rows(predictions: Mapping[str, Probabilities], rows: npt.NDArray[np.intp]) -> dict[str, Probabilities]:
+    """The same predictions of some samples."""
+    return {group: values[rows] for group, values in predictions.items()}
+
+
+def accuracy_of_each(
+    predictions: Mapping[str, Probabilities], classes: Mapping[str, list[int]], labels: Labels
+) -> dict[str, float]:
+    """The accuracy of each group's model alone."""
+    return {group: ensemble_accuracy({group: values}, classes, None, labels) for group, values in predictions.items()}
+
+
 def true_labels(samples: Any) -> Labels:
-    """The classes of samples."""
+    """The labels of samples."""
     return np.asarray(samples.batch(slice(0, len(samples)))[1].numpy(), np.int64)
 
 
 def ensemble_accuracy(
-    said: Mapping[str, Any], classes: Mapping[str, list[int]], weights: Mapping[str, float] | None, labels: Labels
+    predictions: Mapping[str, Any],
+    classes: Mapping[str, list[int]],
+    weights: Mapping[str, float] | None,
+    labels: Labels,
 ) -> float:
-    """The share of samples that groups name rightly together."""
-    return float(np.mean(combine(said, classes, weights).argmax(1) == labels))
+    """Accuracy of the groups' combined predictions."""
+    return float(np.mean(combine(predictions, classes, weights).argmax(1) == labels))
 
 
 def distances_to_groups(state: Grouping, client: ClientId) -> dict[str, float]:
-    """How far the client's signature is from the middle of each group."""
+    """Distances of the client's signature from the centre of each group."""
     groups = state.groups
     if client not in groups.clients or not groups.signatures.shape[1]:
         raise ConfigError(f"weights=distance: the run has no signature of {client!r}; use sample")
@@ -149,6 +180,6 @@ def distances_to_groups(state: Grouping, client: ClientId) -> dict[str, float]:
 
 
 def normalise_weights(weights: Mapping[str, float]) -> dict[str, float]:
-    """Weights that sum to one."""
+    """The weights, scaled to sum to one."""
     total = sum(weights.values())
     return {g: w / total for g, w in sorted(weights.items())}

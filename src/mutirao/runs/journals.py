@@ -1,4 +1,9 @@
-"""An append-only file of blocks, each of whose hashes rests on the one before: how long it was tells all it held."""
+"""Append-only journals in `checkpoints/`: the roster of many clients, and large states of simulated clients.
+
+A small roster and few states are stored whole in every state file. Large ones go into journals, to which each round
+adds only what it changed. A state file then stores the journal's length after its round and the hash of its content, so
+that any round can be restored from the one file.
+"""
 
 import contextlib
 import hashlib
@@ -20,30 +25,32 @@ from mutirao.errors import Damaged
 from mutirao.io import append_whole, name_path_in_errors, sync
 from mutirao.simulation.client_states import ClientStates, StateFile, place
 
-LENGTH = 8  # bytes before a block that say how long it is
+LENGTH = 8  # bytes before a block, for its length
 EMPTY = hashlib.sha256(b"").hexdigest()
 
 
 class BlockFile:
-    """The file; a `mark` is its length and the hash of all that it held by then."""
+    """An append-only file of blocks; a `mark` is its length and the hash of all blocks up to there."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.size, self.head = 0, EMPTY
-        self._heads: dict[int, str] = {}  # of the file as found, by length: read once, for all who ask
+        self.size = 0
+        self.head = EMPTY
+        self._heads: dict[int, str] = {}  # the hash at each length of the file on disk: read once, for all checks
 
     @property
     def mark(self) -> list[Any]:
-        """What a state file says of it."""
+        """The length and hash that a state file stores."""
         return [self.size, self.head]
 
     def append(self, block: bytes) -> None:
         """Add a block."""
         append_whole(self.path, len(block).to_bytes(LENGTH, "little") + block)
-        self.size, self.head = self.size + LENGTH + len(block), chain(self.head, block)
+        self.size += LENGTH + len(block)
+        self.head = chain(self.head, block)
 
     def go_on_after(self, mark: list[Any] | None) -> None:
-        """Drop what was written after that mark."""
+        """Remove the blocks after that mark."""
         self.size, self.head = mark or (0, EMPTY)
         self._heads = {}
         if self.path.exists():
@@ -51,12 +58,14 @@ class BlockFile:
                 os.truncate(self.path, self.size)
 
     def check(self, mark: list[Any]) -> None:
-        """Damaged if the file does not hold what a state file says it does."""
+        """Raise Damaged if the file does not have that length and hash."""
         if not self._heads:
-            head, end = EMPTY, 0
+            head = EMPTY
+            end = 0
             with read_blocks(self.path) as blocks:
                 for block in blocks:
-                    head, end = chain(head, block), end + LENGTH + len(block)
+                    head = chain(head, block)
+                    end += LENGTH + len(block)
                     self._heads[end] = head
         known = isinstance(mark, list) and len(mark) == 2 and isinstance(mark[0], int)
         if not known or self._heads.get(mark[0]) != mark[1]:
@@ -88,7 +97,7 @@ def chain(head: str, block: Any) -> str:
 
 @contextlib.contextmanager
 def read_blocks(path: Path) -> Iterator[Iterator[memoryview]]:
-    """The whole blocks of a file, one after the other, without reading all of it into memory."""
+    """The complete blocks of a file, one after the other, without reading all of it into memory."""
     if not path.is_file() or not path.stat().st_size:
         yield iter(())
         return
@@ -109,11 +118,11 @@ def read_blocks(path: Path) -> Iterator[Iterator[memoryview]]:
         found.close()
 
 
-FEW = 10_000  # clients that were ever heard of: of so many a state file holds all
+FEW = 10_000  # clients with any contact: up to so many, each state file stores the whole roster
 
 
 class RosterJournal:
-    """An append-only file of changed rows. `save` after each round; `go_on_after` before the first that follows."""
+    """The changed rows of the roster, round by round. `save` after each round; `go_on_after` when a run is resumed."""
 
     def __init__(self, path: Path) -> None:
         self.blocks = BlockFile(path)
@@ -122,21 +131,21 @@ class RosterJournal:
 
     @property
     def path(self) -> Path:
-        """Where it lies."""
+        """The journal's file."""
         return self.blocks.path
 
     @property
     def is_used(self) -> bool:
-        """Whether the roster has grown too large for a state file."""
+        """Whether the roster is too large for a state file."""
         return self.blocks.size > 0
 
     @property
     def mark(self) -> list[Any]:
-        """What a state file says of the journal."""
+        """The length and hash that a state file stores."""
         return self.blocks.mark
 
     def save(self, roster: Roster) -> None:
-        """Add the rows that changed since the last time, if the roster is a large one."""
+        """Append the rows that changed since the last call, if the roster is large."""
         if not self.is_used and (len(roster) <= FEW or np.count_nonzero(roster.touched()) <= FEW):
             return
         changed = self._changed(roster)
@@ -149,13 +158,14 @@ class RosterJournal:
             self._last[name][changed] = column[changed]
 
     def go_on_after(self, mark: list[Any] | None, roster: Roster) -> None:
-        """Drop what was written after the round of that mark, whose roster this is."""
+        """Remove what was written after that mark; `roster` is the roster as of then."""
         self.blocks.go_on_after(mark)
         if mark:
-            self._ids, self._last = roster.ids, {k: v.copy() for k, v in roster_columns(roster).items()}
+            self._ids = roster.ids
+            self._last = {name: column.copy() for name, column in roster_columns(roster).items()}
 
     def check(self, mark: list[Any]) -> None:
-        """Damaged if the file does not hold what a state file says it does."""
+        """Raise Damaged if the file does not have that length and hash."""
         self.blocks.check(mark)
 
     def read(self, mark: list[Any]) -> Roster:
@@ -170,7 +180,7 @@ class RosterJournal:
                 try:
                     part = load(bytes(block))
                 except Exception as error:  # safetensors raises its own kinds
-                    raise Damaged(f"{self.path} holds what is no block of a roster") from error
+                    raise Damaged(f"{self.path} contains a block that is no roster") from error
                 names = json.loads(part.pop("ids").tobytes())
                 rows.append(np.array([index.setdefault(name, len(index)) for name in names], np.intp))
                 parts.append(part)
@@ -188,67 +198,76 @@ class RosterJournal:
         return Roster.of([names[i] for i in order.tolist()], found)
 
     def _changed(self, roster: Roster) -> npt.NDArray[np.intp]:
-        """The rows that are not as they were written last; a newcomer's are zeros, and figures not known."""
+        """The rows that differ from what was written last; a new client's were zeros and NaN."""
         now = roster_columns(roster)
         if self._ids is not roster.ids:
             place = np.array([roster.row(c) for c in self._ids], np.intp)
-            self._ids, before = roster.ids, self._last
-            self._last = {k: unknown_column(k, len(roster), v) for k, v in (before | now).items()}
+            before = self._last
+            self._ids = roster.ids
+            self._last = {name: unknown_column(name, len(roster), column) for name, column in (before | now).items()}
             for name, column in before.items():
                 self._last[name][place] = column
         differs = np.zeros(len(roster), np.bool_)
         for name, column in now.items():
             last = self._last.setdefault(name, unknown_column(name, len(roster), column))
-            changed = column.view(np.int64) != last.view(np.int64)  # by their bits: what is not known stays so
+            changed = column.view(np.int64) != last.view(np.int64)  # by their bits: NaN equals NaN
             differs |= changed if changed.ndim == 1 else changed.any(axis=1)
         return np.flatnonzero(differs)
 
 
 def roster_columns(roster: Roster) -> dict[str, Array]:
-    """All columns that are kept, by the names they have in files."""
+    """All stored columns, by their names in files."""
     out = {name: getattr(roster, name) for name in COUNTS} | {f"figure.{k}": v for k, v in roster.figures.items()}
     return out | {f"vector.{k}": v for k, v in roster.vectors.items()}
 
 
 def unknown_column(name: str, rows: int, like: Array) -> Array:
-    """A column like this one, of clients that nothing is known of."""
-    return np.zeros(rows, np.int64) if name in COUNTS else np.full((rows, *like.shape[1:]), np.nan)
+    """A column of the same shape, of clients without any contact."""
+    if name in COUNTS:
+        return np.zeros(rows, np.int64)
+    return np.full((rows, *like.shape[1:]), np.nan)
 
 
-WASTE = 2  # times the bytes of all states that files with any of them may have
+WASTE = 2  # the files may take so many times the bytes of the current states
 
 
 class StateIndex:
-    """Which state lies in which file, followed from round to round."""
+    """Which file each client's current state is in, updated from round to round."""
 
     def __init__(self) -> None:
-        self.last: dict[ClientId, StateFile] = {}  # where the states of now lie
-        self.files: dict[Path, int] = {}  # files with any of them, the oldest first, and their bytes
-        self.past: deque[tuple[int, Path, int]] = deque()  # files without, since which round, and their bytes
+        self.last: dict[ClientId, StateFile] = {}  # of the current states
+        self.files: dict[Path, int] = {}  # files with any current state, the oldest first, and their bytes
+        self.past: deque[tuple[int, Path, int]] = (
+            deque()
+        )  # (round, file, bytes): files without any current state since that round
         self._left: dict[Path, set[ClientId]] = {}
-        self.needed = self.taken = 0  # bytes of the states of now, and of the files that they lie in
+        self.needed = 0  # bytes of the current states
+        self.taken = 0  # bytes of the files that contain them
 
     def move(self, number: int, places: dict[ClientId, StateFile | None]) -> int:
-        """Enter the states of a round, None for one that is gone; how many bytes only earlier rounds need now."""
+        """Enter the states of a round, None for a removed one; return the bytes that only earlier rounds still need."""
         freed = 0
         for client, filed in places.items():
             if filed is not None:
                 self.files[filed.path] = self.files.get(filed.path, 0) + filed.size
-                self.needed, self.taken = self.needed + filed.size, self.taken + filed.size
+                self.needed += filed.size
+                self.taken += filed.size
                 self._left.setdefault(filed.path, set()).add(client)
             if (before := self.last.pop(client, None)) is not None:
                 self.needed -= before.size
                 self._left[before.path].discard(client)
                 if not self._left[before.path]:
                     del self._left[before.path]
-                    self.past.append((number, before.path, size := self.files.pop(before.path)))
-                    self.taken, freed = self.taken - size, freed + size
+                    size = self.files.pop(before.path)
+                    self.past.append((number, before.path, size))
+                    self.taken -= size
+                    freed += size
             if filed is not None:
                 self.last[client] = filed
         return freed
 
     def wasteful(self) -> set[ClientId]:
-        """Whose states are better written anew, so that old files with little in them can go."""
+        """Clients to write again, so that old files with few current states can be removed."""
         again: set[ClientId] = set()
         taken = self.taken
         for path, size in self.files.items():
@@ -260,33 +279,38 @@ class StateIndex:
 
 
 class StateJournal:
-    """The states of a run. `save` after each round; `go_on_after` before the first one that follows."""
+    """The states of a run's simulated clients. `save` after each round; `go_on_after` when a run is resumed.
+
+    Each round writes one file in `checkpoints/sites` with the states that it changed; `sites.journal` lists them with
+    their places and hashes. Files that no checkpoint needs are removed, and so are files of rounds never committed.
+    """
 
     def __init__(self, checkpoints: Path) -> None:
         self.home = checkpoints / "sites"
         self.journal = BlockFile(checkpoints / "sites.journal")
         self.states = ClientStates(self.home)
-        self.shelf = StateIndex()
-        self._new: list[Path] = []  # since they were last forced to the disk
-        self._good: set[StateFile] = set()  # looked at already: a state is of many rounds
+        self.index = StateIndex()
+        self._new: list[Path] = []  # not yet forced to the disk
+        self._good: set[StateFile] = set()  # checked already: a state belongs to many rounds
 
     @property
     def is_used(self) -> bool:
-        """Whether the states have grown too large for a state file."""
+        """Whether the states are too large for a state file."""
         return self.journal.size > 0
 
     def save(self, number: int, durable: bool) -> int:
-        """Write the states that the round changed, if they are many; how many bytes only earlier rounds need now."""
+        """Write the states that the round changed, if they are large; return the bytes only earlier rounds need."""
         if not self.states.many or not self.states.changed:
             return 0
         changed = self.states.changed
-        path, due = self.path(number), changed | self.shelf.wasteful()
+        path = self.path(number)
+        due = changed | self.index.wasteful()
         places = write_states(path, self.states, sorted(client for client in due if client in self.states))
-        told = {client: [f.begin, f.size, f.sha] for client, f in places.items()}
+        written = {client: [f.begin, f.size, f.sha] for client, f in places.items()}
         gone = sorted(client for client in changed if client not in self.states)
-        freed = self.shelf.move(number, {**places, **dict.fromkeys(gone)})
+        freed = self.index.move(number, {**places, **dict.fromkeys(gone)})
         self.states.settle(places)
-        self.journal.append(json.dumps([number, told, gone]).encode())
+        self.journal.append(json.dumps([number, written, gone]).encode())
         self._new.append(path)
         if durable:
             for file in [*self._new, self.journal.path]:
@@ -295,55 +319,58 @@ class StateJournal:
         return freed
 
     def forget(self, oldest: int) -> None:
-        """Remove the files that no checkpoint from the `oldest` on needs."""
-        while self.shelf.past and self.shelf.past[0][0] <= oldest:
-            self.shelf.past.popleft()[1].unlink(missing_ok=True)
+        """Remove the files that only checkpoints before `oldest` needed."""
+        while self.index.past and self.index.past[0][0] <= oldest:
+            self.index.past.popleft()[1].unlink(missing_ok=True)
 
     def go_on_after(self, mark: list[Any] | None, oldest: int) -> None:
-        """Take up the states as of a mark; what was written after it goes, and what no checkpoint needs."""
-        self.shelf = self._read(mark) if mark else StateIndex()
+        """Restore the states as of a mark; files written later, or needed by no checkpoint, are removed."""
+        self.index = self._read(mark) if mark else StateIndex()
         self.journal.go_on_after(mark)
-        self.states.adopt(self.shelf.last)
-        while self.shelf.past and self.shelf.past[0][0] <= oldest:
-            self.shelf.past.popleft()
-        needed = {*self.shelf.files, *(path for _, path, _ in self.shelf.past)}
+        self.states.adopt(self.index.last)
+        while self.index.past and self.index.past[0][0] <= oldest:
+            self.index.past.popleft()
+        needed = {*self.index.files, *(path for _, path, _ in self.index.past)}
         for file in self.home.iterdir() if self.home.is_dir() else ():
             if file not in needed:
                 file.unlink()
 
     def check(self, mark: list[Any]) -> None:
-        """Damaged if a state of that mark is missing or is not the one that was written."""
+        """Raise Damaged if a state as of that mark is missing or altered."""
         for filed in self._read(mark).last.values():
             if filed not in self._good:
                 filed.read()
                 self._good.add(filed)
 
     def read(self, mark: list[Any]) -> Arrays:
-        """All states of that mark at once, as a fleet's `snapshot` gives them."""
-        states = {client: filed.load() for client, filed in self._read(mark).last.items()}
-        return {json.dumps([client, name]): v for client, state in states.items() for name, v in state.items()}
+        """All states as of that mark, in the form of a fleet's `snapshot`."""
+        arrays: Arrays = {}
+        for client, filed in self._read(mark).last.items():
+            for name, value in filed.load().items():
+                arrays[json.dumps([client, name])] = value
+        return arrays
 
     def path(self, number: int) -> Path:
-        """Where the states lie that a round has changed."""
+        """The file with the states that a round changed."""
         return self.home / f"states_{number:03d}"
 
     def _read(self, mark: list[Any]) -> StateIndex:
-        """Where everything lay at that mark."""
-        shelf = StateIndex()
+        """The index as of that mark."""
+        index = StateIndex()
         try:
             with self.journal.until(mark) as blocks:
                 for block in blocks:
-                    number, told, gone = json.loads(bytes(block))
+                    number, written, gone = json.loads(bytes(block))
                     path = self.path(int(number))
-                    places = {c: StateFile(path, int(b), int(size), str(sha)) for c, (b, size, sha) in told.items()}
-                    shelf.move(int(number), {**places, **dict.fromkeys(gone)})
+                    places = {c: StateFile(path, int(b), int(size), str(sha)) for c, (b, size, sha) in written.items()}
+                    index.move(int(number), {**places, **dict.fromkeys(gone)})
         except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
-            raise Damaged(f"{self.journal.path} holds what is no list of states") from error
-        return shelf
+            raise Damaged(f"{self.journal.path} contains a block that is no list of states") from error
+        return index
 
 
 def write_states(path: Path, states: ClientStates, clients: list[ClientId]) -> dict[ClientId, StateFile]:
-    """Write these states one after the other into a file; where each is."""
+    """Write these states one after the other into a file; return the place of each."""
     path.parent.mkdir(parents=True, exist_ok=True)
     places: dict[ClientId, StateFile] = {}
     at = 0

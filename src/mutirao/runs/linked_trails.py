@@ -1,6 +1,7 @@
-"""Two audit trails that know of each other: the server keeps the sites' heads, each site keeps the server's.
+"""Audit trails of server and sites that vouch for each other.
 
-Whoever cuts off or rewrites the end of a trail makes it disagree with what the other side was told at the time.
+With each request and reply, both sides record the hash of the other's last event (its head). If the end of one trail is
+later cut off or rewritten, it no longer agrees with the heads that the other side recorded.
 """
 
 import csv
@@ -18,10 +19,10 @@ Event = dict[str, Any]
 
 
 def read_trail(path: Path) -> tuple[str, list[Event], list[str]]:
-    """The name of the site whose trail this is, its events, and what is wrong with its chain."""
+    """The site of a trail, its events, and the problems of its hash chain."""
     file = path / "audit.jsonl" if path.is_dir() else path
     if not file.is_file():
-        raise ConfigError(f"{file} is not there; name a site's audit trail")
+        raise ConfigError(f"{file} does not exist; name a site's audit trail")
     events, problems = check_chain(file)
     names = {str(e["site"]) for e in events if "site" in e}
     name = names.pop() if len(names) == 1 else file.parent.name or str(file)
@@ -29,65 +30,70 @@ def read_trail(path: Path) -> tuple[str, list[Event], list[str]]:
 
 
 def clients_with_trails(path: Path) -> set[str]:
-    """The clients whose heads are in a server's trail: their sites keep trails of their own."""
-    return {str(client) for event in read_events(path)[0] for client in subtable(event, "heads")}
+    """Clients with heads in a server's trail: their sites keep audit trails of their own."""
+    events, _, _ = read_events(path)
+    return {str(client) for event in events for client in subtable(event, "heads")}
 
 
 def count_heads(
     rounds: Mapping[int, Event], rows: Iterable[Mapping[str, str]], known: Iterable[str] = ()
 ) -> tuple[list[str], list[str]]:
-    """Count heads against replies: each of a client whose site keeps a trail must have come with one.
+    """Compare heads with replies: each reply of a site with an audit trail must have come with a head.
 
-    Those are the clients who sent one in any round, and those `known` to. `rows` are those of `clients.csv`.
+    Those are the sites that sent a head in any round, and those `known` to keep a trail. `rows` are of `clients.csv`.
     """
-    told = {(str(number), client) for number, event in rounds.items() for client in subtable(event, "heads")}
-    keepers = {client for _, client in told}.union(known)
-    if not keepers:
+    recorded = {(str(number), client) for number, event in rounds.items() for client in subtable(event, "heads")}
+    with_trail = {client for _, client in recorded}.union(known)
+    if not with_trail:
         return [], []
-    made = {str(number) for number in rounds}
-    replied = {(r["round"], r["client"]) for r in rows if r.get("replied") == "1" and r.get("client") in keepers}
-    counted = {(number, client) for number, client in replied if number in made}
-    gone = sorted((int(number), client) for number, client in counted - told)
-    if gone:
-        return [], [f"audit.jsonl: the reply of {client} in round {n} has no head of its trail" for n, client in gone]
-    return [f"heads: each of {len(counted)} replies of sites with trails has its own"] if counted else [], []
+    numbers = {str(number) for number in rounds}
+    replied = {(r["round"], r["client"]) for r in rows if r.get("replied") == "1" and r.get("client") in with_trail}
+    audited = {(number, client) for number, client in replied if number in numbers}
+    missing = sorted((int(number), client) for number, client in audited - recorded)
+    if missing:
+        return [], [
+            f"audit.jsonl: the reply of {client} in round {n} has no head of its trail" for n, client in missing
+        ]
+    if not audited:
+        return [], []
+    return [f"heads: each of {len(audited)} replies of sites with trails has its own"], []
 
 
 def cross_check(server: Sequence[Event], path: Path) -> tuple[list[str], list[str]]:
-    """Compare a server's events with a site's trail: what agrees, and what does not."""
+    """Compare a server's events with a site's trail: (what agrees, problems)."""
     site, events, problems = read_trail(path)
     first = server[0]["hash"] if server else ""
     mine = [e for e in events if subtable(e, "server").get("first") == first]
-    told = [(e.get("round"), subtable(subtable(e, "heads"), site)) for e in server if site in subtable(e, "heads")]
+    heads = [(e.get("round"), subtable(subtable(e, "heads"), site)) for e in server if site in subtable(e, "heads")]
     if not mine:
-        return [], [*problems, f"{site}: its trail knows nothing of this run"]
+        return [], [*problems, f"{site}: its trail contains nothing of this run"]
     hashes = [str(e["hash"]) for e in events]
     sent = {str(e.get("reply")) for e in mine if e["event"] == "sent"}
-    for number, head in told:
+    for number, head in heads:
         if not has_head(hashes, head):
-            problems.append(f"{site}: its trail lost or changed events that the server knew of in round {number}")
+            problems.append(f"{site}: its trail lost or changed events that the server recorded in round {number}")
         elif not sent.issuperset(str(head.get("reply")).split()):
             problems.append(f"{site}: the server holds a reply of round {number} that the site did not send")
     theirs = [str(e["hash"]) for e in server]
     for event in mine:
         if not has_head(theirs, subtable(event, "server")):
-            problems.append(f"audit.jsonl: lost or changed events that {site} knew of (its event {event.get('seq')})")
-            break  # all later ones rest on the same loss
+            problems.append(f"audit.jsonl: lost or changed events that {site} recorded (its event {event.get('seq')})")
+            break  # the heads of all later events differ for the same reason
     if problems:
         return [], problems
     return [
-        f"{site}: {len(mine)} events of this run; {len(told)} heads kept by the server, {len(mine)} by the site, agree"
+        f"{site}: {len(mine)} events of this run; {len(heads)} heads kept by the server, {len(mine)} by the site, agree"
     ], []
 
 
 def subtable(event: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """A table in an event of somebody else's trail; empty if anything else is there."""
+    """A table in an event that others wrote; empty if the value is no table."""
     found = event.get(key)
     return found if isinstance(found, dict) else {}
 
 
 def has_head(hashes: Sequence[str], head: Mapping[str, Any]) -> bool:
-    """Whether a trail still has the event that was its last one when the other side was told."""
+    """Whether a trail still contains the event that was its head at the time."""
     seq = head.get("seq")
     return isinstance(seq, int) and 0 < seq <= len(hashes) and hashes[seq - 1] == head.get("head")
 
@@ -107,7 +113,7 @@ def write_events(trails: Mapping[str, Sequence[Event]], path: Path) -> int:
 
 
 def whole_number(value: Any) -> int:
-    """A number to sort by; 0 for what is none."""
+    """An integer to sort by; 0 for anything else."""
     return value if isinstance(value, int) else 0
 
 
@@ -117,5 +123,5 @@ def cell(value: Any) -> Any:
         return json.dumps(value, sort_keys=True)
     value = plain_value(value)
     if isinstance(value, str):
-        value = value.encode("utf-8", "backslashreplace").decode()  # half a character is no text
+        value = value.encode("utf-8", "backslashreplace").decode()  # lone surrogates cannot be written
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value

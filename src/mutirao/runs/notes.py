@@ -1,4 +1,4 @@
-"""Notes that people keep with a run, in `notes.md` of its folder: never part of what was audited."""
+"""Notes that people write about a run, in `notes.md` of its folder; the audit trail does not cover them."""
 
 import contextlib
 import hashlib
@@ -10,24 +10,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NAME = "notes.md"
-MOST = 20_000  # bytes of a note
-WRITING = threading.Lock()  # between looking at the notes and replacing them
+MOST = 20_000  # bytes
+WRITING = threading.Lock()  # held from reading the notes until they are replaced
 
 
 @dataclass(frozen=True)
 class RunNotes:
-    """What is noted, and a mark that changes with it."""
+    """The notes of a run, and a mark that changes with their text."""
 
     text: str = ""
-    mark: str = ""  # empty: there are none
-    problem: str = ""  # why they can be neither shown nor changed
+    mark: str = ""  # empty without notes
+    problem: str = ""  # why they cannot be shown or changed
 
 
 class Changed(Exception):
-    """Somebody else wrote since; nothing was replaced."""
+    """The notes were changed by others since they were read; nothing was replaced."""
 
     def __init__(self, now: RunNotes) -> None:
-        super().__init__("somebody else has changed the notes meanwhile")
+        super().__init__("the notes have been changed by others meanwhile")
         self.now = now
 
 
@@ -46,15 +46,15 @@ def read_notes(folder: Path) -> RunNotes:
     with os.fdopen(handle, "rb") as opened:
         content = opened.read(MOST + 1)
     if len(content) > MOST:
-        return RunNotes(problem=f"{NAME} is longer than {MOST:,} bytes; it is left as it is")
+        return RunNotes(problem=f"{NAME} is longer than {MOST:,} bytes and cannot be edited here")
     return RunNotes(content.decode("utf-8", errors="replace"), hashlib.sha256(content).hexdigest()[:16])
 
 
 def write_notes(folder: Path, text: str, seen: str) -> RunNotes:
-    """Replace the notes in one step if they are still those with the mark `seen`; without a word in them they go."""
+    """Replace the notes atomically if their mark is still `seen`; a blank text removes them."""
     content = text.replace("\r\n", "\n").encode("utf-8", errors="replace")
     if len(content) > MOST:
-        raise ValueError(f"notes have at most {MOST:,} bytes, and these have {len(content):,}")
+        raise ValueError(f"expected at most {MOST:,} bytes of notes, got {len(content):,}")
     with WRITING:
         now = read_notes(folder)
         if now.problem:
@@ -64,7 +64,7 @@ def write_notes(folder: Path, text: str, seen: str) -> RunNotes:
         if not text.strip():
             (folder / NAME).unlink(missing_ok=True)
             return RunNotes()
-        part = folder / f".{NAME}.{secrets.token_hex(8)}"  # new: no link can lie in wait under its name
+        part = folder / f".{NAME}.{secrets.token_hex(8)}"  # a new name: no symbolic link can wait under it
         try:
             with part.open("xb") as file:
                 file.write(content)

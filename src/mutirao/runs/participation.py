@@ -1,4 +1,4 @@
-"""Who was selected when, and how evenly."""
+"""Which clients were selected in which round, and how evenly."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Places = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Participation:
-    """Who was selected when: for each time the place of the client, sorted by name, and that of the round, once.
+    """The selections of a run: index of the client (sorted by name) and of the round, each pair once.
 
     >>> rows = [{"round": 1, "client": "ana"}, {"round": 1, "client": "bia"}, {"round": 2, "client": "ana"}]
     >>> found = participation(rows)
@@ -27,17 +27,17 @@ class Participation:
 
     clients: list[ClientId]
     rounds: int
-    who: Places
-    when: Places
+    who: Places  # the client's index, for each selection
+    when: Places  # the round's index
 
     @classmethod
     def of(cls, clients: list[ClientId], rounds: int, who: npt.ArrayLike, when: npt.ArrayLike) -> "Participation":
-        """The same from places that may occur twice, as when a round is tried again."""
+        """From indices with possible repetitions, as when a round is attempted again."""
         pairs = np.unique(np.asarray(who, np.int64) * max(1, rounds) + np.asarray(when, np.int64))
         return cls(clients, rounds, *np.divmod(pairs, max(1, rounds)))
 
     def among(self, rows: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """The same of some clients as a matrix: a row a client and a column a round."""
+        """The selections of some clients as a matrix of clients by rounds."""
         chosen = np.asarray(rows, np.intp)
         place = np.full(len(self.clients), -1, np.intp)
         place[chosen] = np.arange(len(chosen))
@@ -53,18 +53,19 @@ class Participation:
 
     @property
     def gini(self) -> float:
-        """Inequality: 0 all the same, towards 1 one client has it all."""
+        """Gini coefficient: 0 if all were selected equally often, towards 1 if one client always was."""
         return gini(self.times)
 
     @property
     def jain(self) -> float:
-        """Jain's index: 1 all the same."""
+        """Jain's fairness index: 1 if all were selected equally often."""
         return jain(self.times)
 
     @property
     def figures(self) -> dict[str, float]:
-        """Fairness in numbers."""
-        low, high = (int(f(self.times)) if len(self.times) else 0 for f in (np.min, np.max))
+        """Figures of fairness."""
+        low = int(self.times.min()) if len(self.times) else 0
+        high = int(self.times.max(initial=0))
         return {
             "gini": self.gini,
             "jain": self.jain,
@@ -76,9 +77,9 @@ class Participation:
 
 
 def lorenz(times: npt.ArrayLike) -> tuple[Floats, Floats]:
-    """Lorenz curve: which share of all selections the least selected share of clients has; even is the diagonal.
+    """Lorenz curve: the share of all selections that the least selected share of clients has.
 
-    The area between it and the diagonal is half of Gini's coefficient.
+    Even selection is the diagonal; the area between it and the curve is half of the Gini coefficient.
 
     >>> x, y = lorenz([1, 3])
     >>> y.tolist()
@@ -89,7 +90,7 @@ def lorenz(times: npt.ArrayLike) -> tuple[Floats, Floats]:
 
 
 def participation(rows: Iterable[Mapping[str, Any]], clients: int = 0, rounds: int = 0) -> Participation:
-    """From the rows of `clients.csv`; `clients` counts also those who were never selected.
+    """Participation by the rows of `clients.csv`; `clients` is the population, with those never selected.
 
     >>> participation([{"round": 1, "client": "c0"}, {"round": 2, "client": "c0"}], clients=2).times
     array([2, 0])
@@ -101,7 +102,7 @@ def participation(rows: Iterable[Mapping[str, Any]], clients: int = 0, rounds: i
 
 
 def place_by_name(names: list[ClientId], codes: Places, numbers: Places, clients: int, rounds: int) -> Participation:
-    """From the clients selected, the place among them of each row's, and the rows' rounds."""
+    """Participation by client names, each row's index into them, and each row's round."""
     everyone = all_clients(sorted(names), clients)
     places = {c: i for i, c in enumerate(everyone)}
     place = np.array([places[c] for c in names], np.int64)
@@ -109,7 +110,7 @@ def place_by_name(names: list[ClientId], codes: Places, numbers: Places, clients
 
 
 def all_clients(seen: Sequence[ClientId], clients: int) -> list[ClientId]:
-    """All names: those never seen follow from the numbers of virtual clients, or are called `(unseen 1)` and so on."""
+    """All client names. Unseen ones follow from the numbering of virtual clients, or are called `(unseen 1)` etc."""
     width = len(str(clients - 1))
     numbered = [f"c{i:0{width}d}" for i in range(clients)]
     if set(seen) <= set(numbered):
@@ -118,7 +119,7 @@ def all_clients(seen: Sequence[ClientId], clients: int) -> list[ClientId]:
 
 
 def participation_in(record: Record, clients: int | None = None) -> Participation:
-    """Who was selected when in a run, of so many clients if that is known."""
+    """Participation in a run, of `clients` clients if given."""
     names, codes = record.clients.codes("client")
     numbers = record.clients.wholes("round")
     held = record.selected

@@ -1,4 +1,4 @@
-"""What a person or a program sees while a run goes on: a line that moves, plain lines when piped, or JSON."""
+"""The progress of a run: a live line on a terminal, plain lines when piped, or JSON for programs."""
 
 import importlib
 import json
@@ -16,10 +16,10 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class Progress:
-    """Follows a run; call it after each round.
+    """Shows the progress of a run; call it after each round.
 
-    `auto` is one line that moves on a terminal or in a notebook, and `lines` elsewhere: plain lines, a second apart;
-    `jsonl` prints every round as JSON on standard output; `quiet` nothing.
+    `auto` is one live line on a terminal or in a notebook, and `lines` elsewhere: plain lines, at most one a second.
+    `jsonl` prints every round as JSON on standard output; `quiet` prints nothing.
     """
 
     def __init__(self, rounds: int, quiet: bool = False, mode: str = "auto") -> None:
@@ -31,7 +31,7 @@ class Progress:
         self._began = time.monotonic()
         self._first = 0
         self._bytes = 0
-        self._blocks = can_encode(BLOCKS)  # asked now: a live display puts its own stream in the place of this one
+        self._blocks = can_encode(BLOCKS)  # before a live display replaces the stream
 
     def __enter__(self) -> "Progress":
         self.live = in_notebook() if self.mode == "auto" else None
@@ -48,15 +48,16 @@ class Progress:
             self.live.stop()
 
     def __call__(self, run: Run, done: Round, task: Task) -> None:
-        """Show a round that was made."""
+        """Show a finished round."""
         row = done.row
         if self.mode == "quiet":
             return
         if self.mode == "jsonl":
             print(json_line({"event": "round", "of": self.rounds, **row}), flush=True)
             return
-        if not self._first:  # the time before the first round says nothing about the next
-            self._first, self._began = run.round, time.monotonic()
+        if not self._first:  # preparation before the first round says nothing about the time of the next
+            self._first = run.round
+            self._began = time.monotonic()
         self._bytes += int(row["bytes_down"]) + int(row["bytes_up"])
         if task.judge in row:
             self.values.append(float(row[task.judge]))
@@ -69,15 +70,15 @@ class Progress:
             self._said = time.monotonic()
             print(self.line(run.round, row, task.judge, 120), file=sys.stderr, flush=True)
 
-    def line(self, round: int, row: Mapping[str, Any], judge: str, width: int) -> str:
-        """What fits: the round first, then the metric, who was lost, a curve, the time left, clients and bytes."""
+    def line(self, round: int, row: Mapping[str, Any], monitor: str, width: int) -> str:
+        """As much as fits: round, metric, lost clients, a curve, the time left, clients and bytes."""
         made = round - self._first
         left = (time.monotonic() - self._began) / made * (self.rounds - round) if made else 0.0
         lost = int(row["failed"]) + int(row["rejected"])
         curve = sparkline(self.values, 16 if width >= 80 else 8) if self._blocks and len(self.values) > 1 else ""
-        parts = [  # (order on the line, text), the most wanted first
+        parts = [  # (position on the line, text), the most important first
             (0, f"round {round}/{self.rounds}"),
-            (2, f"{judge} {row[judge]:.4f}" if judge in row else ""),
+            (2, f"{monitor} {row[monitor]:.4f}" if monitor in row else ""),
             (3, f"{lost} of {row['selected']} clients lost" if lost else ""),
             (1, curve),
             (5, f"{clock(left)} left" if made and round < self.rounds else ""),
@@ -99,38 +100,40 @@ class NotebookLine:
         self._said = 0.0
 
     def update(self, line: str, last: bool = False) -> None:
-        """Say this instead of what was said before."""
+        """Replace the line."""
         if not last and time.monotonic() - self._said < 0.25:
             return
         display = importlib.import_module("IPython.display").display
-        self._said, said = time.monotonic(), {"text/plain": line}
+        self._said = time.monotonic()
+        content = {"text/plain": line}
         if self.handle is None:
-            self.handle = display(said, raw=True, display_id=True)
+            self.handle = display(content, raw=True, display_id=True)
         else:
-            self.handle.update(said, raw=True)
+            self.handle.update(content, raw=True)
 
 
 def in_notebook() -> NotebookLine | None:
-    """A line in the notebook that runs this; None if none does."""
-    ipython = sys.modules.get("IPython")  # not imported here: who runs in a notebook has it
+    """A line in the running notebook; None outside of notebooks."""
+    ipython = sys.modules.get("IPython")  # not imported here: in a notebook it is loaded already
     shell = ipython.get_ipython() if ipython is not None else None
     return NotebookLine() if getattr(shell, "kernel", None) is not None else None
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """A curve of block letters, the last value at its end."""
+    """A curve of block characters, with the last value at its end."""
     known = [v for v in values if v == v and abs(v) != float("inf")]
     if not known:
         return ""
     step = max(1.0, len(known) / width)
     some = [known[min(len(known) - 1, int((i + 1) * step) - 1)] for i in range(min(width, len(known)))]
-    share = 0.5 if max(known) - min(known) == float("inf") else 1.0  # two huge numbers may be too far apart
-    low, high = share * min(known), share * max(known)
+    share = 0.5 if max(known) - min(known) == float("inf") else 1.0  # the difference of huge numbers overflows
+    low = share * min(known)
+    high = share * max(known)
     return "".join(BLOCKS[int((share * v - low) / ((high - low) or 1) * (len(BLOCKS) - 1))] for v in some)
 
 
 def can_encode(text: str) -> bool:
-    """Whether the terminal knows these letters."""
+    """Whether the terminal can show these characters."""
     try:
         text.encode(sys.stderr.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -139,14 +142,14 @@ def can_encode(text: str) -> bool:
 
 
 def clock(seconds: float) -> str:
-    """1:05, or 2:00:00."""
+    """Seconds as text: 1:05, or 2:00:00."""
     whole = int(seconds + 0.5)
     hours, rest = divmod(whole, 3600)
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
 
 
 def size(many: float) -> str:
-    """Bytes as people say them."""
+    """Bytes with a unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(many) < 1000:
             return f"{many:.3g} {unit}"
@@ -155,5 +158,5 @@ def size(many: float) -> str:
 
 
 def json_line(content: Mapping[str, Any]) -> str:
-    """A line of JSON; what is not finite is null."""
+    """A line of JSON; NaN and infinity become null."""
     return json.dumps(clean(content), allow_nan=False)

@@ -1,4 +1,4 @@
-"""What a run folder says, read once and never trusted: names and reasons in it came from clients."""
+"""Read a run folder. Its content is not trusted: names and reasons in it come from clients."""
 
 import json
 import math
@@ -26,7 +26,7 @@ Counts = npt.NDArray[np.intp]
 
 @dataclass
 class Record:
-    """A run folder, finished or not; what cannot be read is left empty.
+    """A run folder, finished or not; files that cannot be read count as empty.
 
     >>> import mutirao
     >>> _ = mutirao.execute("quickstart", {"rounds": 2, "per_round": 3}, "runs/record", pictures=False)
@@ -62,7 +62,7 @@ class Record:
 
     @cached_property
     def history(self) -> Columns:
-        """A row a round."""
+        """A row for each round."""
         return Columns(self.path / "history.csv")
 
     @cached_property
@@ -72,22 +72,22 @@ class Record:
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """The lines of history, numbers as numbers."""
+        """The rows of history, with numbers converted."""
         return [typed_row(row) for row in CsvTable(self.path / "history.csv").read()]
 
     @cached_property
     def asked(self) -> list[dict[str, Any]]:
-        """The rows of clients.csv, numbers as numbers: all at once, so for runs that are not large."""
+        """The rows of clients.csv, with numbers converted. All are in memory, so it is for small runs."""
         return [typed_row(row, TEXTS) for row in CsvTable(self.path / "clients.csv").read()]
 
     @property
     def recipe(self) -> str:
-        """Which recipe was run."""
+        """The recipe's name."""
         return str(self.summary.get("recipe") or self.config.get("recipe") or self.path.name)
 
     @property
     def metrics(self) -> list[str]:
-        """Evaluation metrics, the one the run is judged by first."""
+        """The evaluation metrics, with the monitored one first."""
         metrics = metrics_among(self.history.names)
         if self.monitor not in metrics:
             return metrics
@@ -95,44 +95,46 @@ class Record:
 
     @property
     def monitor(self) -> str:
-        """The metric that names the best round."""
+        """The monitored metric, which determines the best round."""
         return str(self.summary.get("judge", "")) or likely_monitor(self.history.names)
 
     def direction(self, metric: str) -> Direction | None:
-        """Which way a metric is better; None: neither the run nor anybody else says."""
-        told = self.summary.get("directions")
-        return direction_of(metric, told if isinstance(told, Mapping) else None)
+        """Which way a metric is better; None if neither the run declares it nor its name is known."""
+        declared = self.summary.get("directions")
+        return direction_of(metric, declared if isinstance(declared, Mapping) else None)
 
     @property
     def rounds(self) -> int:
-        """Rounds made."""
+        """The number of rounds made."""
         return len(self.history)
 
     @property
     def population(self) -> int:
-        """Clients there are, selected or not."""
-        told = self.summary.get("clients") or self.config.get("clients") or 0
+        """The number of clients, selected or not."""
+        declared = self.summary.get("clients") or self.config.get("clients") or 0
         seen = len(self.clients.codes("client")[0])
-        return max(int(told) if isinstance(told, int | float) else 0, seen)
+        if not isinstance(declared, int | float):
+            return seen
+        return max(int(declared), seen)
 
     @property
     def selected(self) -> npt.NDArray[np.bool_]:
-        """In which rows of `clients.csv` a client was selected: a warm-up, or what clients agree on, is no round."""
+        """The rows of `clients.csv` with a selected client: warm-up and agreement before round 1 do not count."""
         return np.asarray((self.clients.wholes("round") >= 1) & ~self.clients.where("try", "0"))
 
     def selections(self) -> tuple[list[str], Counts]:
-        """The clients that were ever heard of, and how often each was selected."""
+        """All recorded clients, and how often each was selected."""
         names, codes = self.clients.codes("client")
         return names, np.bincount(codes[self.selected], minlength=len(names))
 
     def participation(self) -> tuple[list[str], Counts]:
-        """The clients that were ever selected, and how often each gave a reply that counted."""
+        """All recorded clients, and how often each gave a reply that was aggregated."""
         names, codes = self.clients.codes("client")
         counted = self.clients.where("replied", "1") & self.clients.where("rejected", "")
         return names, np.bincount(codes[counted], minlength=len(names))
 
     def lost(self) -> Iterator[tuple[str, str, str, str]]:
-        """(round, client, kind, reason) of every request that brought nothing."""
+        """(round, client, kind, reason) of every request without a usable reply."""
         rows = np.flatnonzero(~(self.clients.where("failure", "") & self.clients.where("rejected", ""))).tolist()
         if not rows:
             return
@@ -147,9 +149,11 @@ class Record:
 
     def groups(self) -> dict[str, list[str]]:
         """Groups of clients, if the method forms any."""
-        told = self.summary.get("groups")
-        if isinstance(told, Mapping):
-            return {str(k): [str(c) for c in v] for k, v in told.items() if isinstance(v, list)}
+        declared = self.summary.get("groups")
+        if isinstance(declared, Mapping):
+            return {
+                str(name): list(map(str, members)) for name, members in declared.items() if isinstance(members, list)
+            }
         if "group" not in self.clients:
             return {}
         (names, who), (groups, where) = (self.clients.codes(n) for n in ("client", "group"))
@@ -162,18 +166,18 @@ class Record:
         return found
 
     def privacy(self) -> dict[str, float]:
-        """The privacy budget that was spent: whatever the summary says of epsilon and delta."""
+        """The privacy budget spent: every epsilon and delta in the summary."""
         flat: dict[str, Any] = {}
         for key, value in self.summary.items():
             if isinstance(value, Mapping) and key == "privacy":
-                flat |= {f"{k}": v for k, v in value.items()}
+                flat |= {str(k): v for k, v in value.items()}
             elif key.split("_")[0] in ("epsilon", "delta"):
                 flat[key] = value
         return {k: float(v) for k, v in flat.items() if isinstance(v, int | float) and not isinstance(v, bool)}
 
 
 def text_in(path: Path) -> str:
-    """The text of a file, empty if there is none."""
+    """The text of a file; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -181,7 +185,7 @@ def text_in(path: Path) -> str:
 
 
 def json_of(path: Path) -> dict[str, Any]:
-    """The table in a JSON file, empty if there is none."""
+    """The object in a JSON file; empty if there is none."""
     try:
         content = json.loads(text_in(path))
     except (ValueError, RecursionError):
@@ -190,7 +194,7 @@ def json_of(path: Path) -> dict[str, Any]:
 
 
 def clean(value: Any) -> Any:
-    """A value as JSON knows it: what is not finite becomes null, NumPy's numbers become plain."""
+    """A value that JSON can represent: NaN and infinity become None, NumPy numbers become Python's."""
     if isinstance(value, Mapping):
         return {str(k): clean(v) for k, v in value.items()}
     if isinstance(value, np.ndarray):

@@ -1,8 +1,9 @@
-"""Whom would another policy have selected? A finished run's record played again, without training.
+"""Which clients another selector would have selected: a finished run's record replayed without training.
 
-In each round the roster holds what it held in the run, and the policy is asked with the randomness of that round: the
-run's own policy gives the run's own selection. With `own` the policy lives with its own choices instead: ages follow
-from them, and a client it selects tells what it told the run nearest before, or else after, that round.
+In each round the roster contains what it contained in the run, and the selector gets that round's random generator, so
+the run's own selector reproduces the run's selection. With `own`, the roster follows the other selector's choices
+instead: ages follow from them, and a selected client reports what it reported in the run's nearest earlier round, or
+else in the first later one.
 """
 
 import bisect
@@ -31,21 +32,24 @@ from mutirao.simulation.availability import next_available
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """What was selected and what would have been: `actual` and `other` by round."""
+    """The clients selected in each round: `actual` by the run, `other` by the other selector."""
 
     clients: list[ClientId]
     actual: list[list[ClientId]]
     other: list[list[ClientId]]
-    own: bool  # whether `other` lived with its own choices
+    own: bool  # whether the roster followed the choices of `other`
 
     @property
     def overlap(self) -> list[float]:
-        """The share of each round's choice that is the same, |A n B| / |A u B|."""
-        pairs = zip(self.actual, self.other, strict=True)
-        return [len({*a} & {*b}) / max(1, len({*a} | {*b})) for a, b in pairs]
+        """The Jaccard index of each round's two selections, |A n B| / |A u B|."""
+        shares: list[float] = []
+        for actual, other in zip(self.actual, self.other, strict=True):
+            union = {*actual, *other}
+            shares.append(len({*actual} & {*other}) / max(1, len(union)))
+        return shares
 
     def participation(self, which: Sequence[Sequence[ClientId]]) -> Participation:
-        """Who was selected when, in `actual` or in `other`."""
+        """The participation in `actual` or in `other`."""
         place = {c: i for i, c in enumerate(self.clients)}
         who = [place[c] for names in which for c in names]
         when = [t for t, names in enumerate(which) for _ in names]
@@ -60,34 +64,38 @@ def replay(
     own: bool = False,
     available: Any = None,
 ) -> Replay:
-    """Play the rows of a run of so many clients again for another policy; `available` is who was there if not all."""
+    """Replay the rows of a run with `clients` clients; `available` is the model of their availability, if any."""
     by_round: dict[int, list[Mapping[str, Any]]] = {}
     for row in rows:
         by_round.setdefault(row["round"], []).append(row)
     names = all_clients(sorted({r["client"] for r in rows}), clients)
-    told = replies_by_client(rows)
-    roster, mask, time, memory = Roster(), None, 0, dict[str, Array]()
+    replies = replies_by_client(rows)
+    roster = Roster()
+    memory: dict[str, Array] = {}
+    mask = None
+    time = 0
     select = as_selector(policy)
     roster.meet(names)
-    actual, other = [], []
+    actual: list[list[ClientId]] = []
+    other: list[list[ClientId]] = []
     for t in sorted(by_round):
         if available is not None:
             mask, time = next_available(available, names, time + 1, mask, seed)
             roster.meet([c for c, there in zip(names, mask, strict=True) if there])
         asked = check_selection(select, select.probes(roster, t, rng(seed, t, "probe")), roster)
-        roster.probed(t, {c: max(1, int(roster.n[roster.row(c)])) for c in asked})  # with what is known of them
+        roster.probed(t, {c: max(1, int(roster.n[roster.row(c)])) for c in asked})  # with their known sample counts
         other.append(run_selector(select, roster, t, rng(seed, t, "select"), memory))
         first = [r["client"] for r in by_round[t] if r.get("try", 1) == 1]
         actual.append(sorted(first))
         if own:
-            update_from_choice(roster, t, other[-1], told)
+            update_from_choice(roster, t, other[-1], replies)
         else:
             update_as_recorded(roster, t, by_round[t])
     return Replay(names, actual, other, own)
 
 
 def update_as_recorded(roster: Roster, t: int, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Let the roster learn what it learnt in the run."""
+    """Update the roster as the run did."""
     last = max(r.get("try", 1) for r in rows)
     for attempt in range(1, last + 1):
         tried = [r for r in rows if r.get("try", 1) == attempt]
@@ -98,10 +106,13 @@ def update_as_recorded(roster: Roster, t: int, rows: Sequence[Mapping[str, Any]]
             roster.hear(t, r["client"], client_figures(r))
 
 
-def update_from_choice(roster: Roster, t: int, chosen: Sequence[ClientId], told: Mapping[ClientId, Any]) -> None:
-    """Let the roster learn what it would have, as far as the run can tell."""
-    known = {c: told[c] for c in chosen if c in told}
-    nearest = {c: rows[max(0, bisect.bisect_right(rounds, t) - 1)] for c, (rounds, rows) in known.items()}
+def update_from_choice(roster: Roster, t: int, chosen: Sequence[ClientId], replies: Mapping[ClientId, Any]) -> None:
+    """Update the roster with the replies that the chosen clients gave in the nearest rounds of the run."""
+    nearest: dict[ClientId, Mapping[str, Any]] = {}
+    for client in chosen:
+        if client in replies:
+            rounds, rows = replies[client]
+            nearest[client] = rows[max(0, bisect.bisect_right(rounds, t) - 1)]
     roster.sent(t, chosen)
     roster.mark(t, chosen, {c: int(row["n"]) for c, row in nearest.items()})
     for c, row in nearest.items():
@@ -109,7 +120,7 @@ def update_from_choice(roster: Roster, t: int, chosen: Sequence[ClientId], told:
 
 
 def replies_by_client(rows: Sequence[Mapping[str, Any]]) -> dict[ClientId, tuple[list[int], list[Mapping[str, Any]]]]:
-    """What each client told, with the rounds in which it did."""
+    """Each client's replies, with the rounds of them."""
     found: dict[ClientId, tuple[list[int], list[Mapping[str, Any]]]] = {}
     for row in rows:
         if row.get("replied") == 1:
@@ -122,8 +133,9 @@ def replies_by_client(rows: Sequence[Mapping[str, Any]]) -> dict[ClientId, tuple
 def replay_folder(
     folder: Path, sets: Sequence[tuple[str, Any]] = (), own: bool = False, trust: Trust = distrust
 ) -> tuple[Part, Replay]:
-    """Play the run in a folder again with `select` and its settings changed by `sets`."""
-    record, table = Record.begun(folder), read_toml(folder / "config.toml")
+    """Replay the run in a folder with `select` and its settings changed by `sets`."""
+    record = Record.begun(folder)
+    table = read_toml(folder / "config.toml")
     check_trust(folder / "config.toml", table, trust, (value for _, value in sets), lambda: is_own_run(folder))
     recipe = str(table.pop("recipe", ""))
     for key, _ in sets:
@@ -131,9 +143,13 @@ def replay_folder(
             raise ConfigError(f"{key}: only select, its settings, per_round and seed can be changed in a replay")
     config: Any = resolve(find(recipe).config, table, sets)
     if is_asynchronous(build("aggregate", config.aggregate)):
-        raise ConfigError(f"aggregate={config.aggregate.name}: who was free when is not in the record, so no replay")
-    churns = config.available.name != "always"
+        raise ConfigError(
+            f"aggregate={config.aggregate.name}: asynchronous runs cannot be replayed; which clients were free is not "
+            "recorded"
+        )
     select = build_select(config, record.summary.get("classes"))
-    available = build("available", config.available) if churns else None
+    available = None
+    if config.available.name != "always":
+        available = build("available", config.available)
     found = replay(record.asked, record.population, select, config.seed, own, available)
     return complete_part("select", config.select), found

@@ -1,6 +1,6 @@
-"""The run folder: what a run leaves on disk as it goes on, and how it goes on after any end.
+"""The run folder: what a run writes, and how it is resumed.
 
-A round is committed when its `state_NNN.safetensors` is in place; rows behind the last commit are redone.
+A round is committed when its `state_NNN.safetensors` is in place; later rows in the tables are removed on resuming.
 """
 
 import contextlib
@@ -30,22 +30,25 @@ from mutirao.runs.csv_tables import CsvTable
 from mutirao.runs.journals import RosterJournal, StateJournal
 from mutirao.runs.trust import mark
 
-LAST = 3  # checkpoints that are kept in any case, so that a damaged one does not end a run
+LAST = 3  # checkpoints that are always kept, so that a damaged one does not end a run
 Keep = int | Literal["few", "all"]
 
 
 def rounds_to_drop(sizes: Mapping[int, int], keep: Keep, most: int | None, sparse: bool) -> list[int]:
-    """Rounds whose checkpoints are not to be kept, then the oldest that do not fit into `most` bytes.
+    """The rounds with checkpoints to remove: those not kept, then the oldest beyond `most` bytes.
 
-    `keep` is so many of the last, `all`, or `few`: the last three and, if `sparse`, those of the rounds 0, 1, 2, 4, 8,
-    ... To forget a client one begins before it came, and so never has to make again more than twice the rounds.
+    `keep` is a number of last rounds, `all`, or `few`: the last three and, if `sparse`, the rounds 0, 1, 2, 4, 8, ...
+    Unlearning starts before a client's first contribution, so it never repeats more than twice the rounds needed.
 
     >>> rounds_to_drop(dict.fromkeys(range(10), 100), "few", None, sparse=True)
     [3, 5, 6, 7]
     """
     rounds = sorted(sizes)
     last = LAST if isinstance(keep, str) else keep
-    rounds, stay = (rounds[: 1 - last], rounds[1 - last :]) if last > 1 else (rounds, [])
+    stay: list[int] = []
+    if last > 1:
+        stay = rounds[1 - last :]
+        rounds = rounds[: 1 - last]
     kept = [n for n in rounds if keep == "all" or (keep == "few" and sparse and not n & (n - 1))]
     total = sum(sizes[n] for n in [*kept, *stay])
     while most is not None and total > most and kept:
@@ -57,7 +60,7 @@ log = logging.getLogger("mutirao")
 
 SCHEMA = 1
 TABLES = ("history.json", "history.csv", "clients.csv")
-LAG = 10  # history.json is written anew when it lacks a tenth: a long run must not write all of it every second
+LAG = 10  # history.json is rewritten when a tenth is missing: a long run must not write all of it every second
 SYNC_EVERY = 1.0  # seconds between forced writes to the disk: a power cut costs at most that much
 
 
@@ -77,44 +80,45 @@ class Folder:
         self.keep_bytes: int | None = None  # of checkpoints, beyond which the oldest go; None: any number
         self._began = self._synced = time.monotonic()
         self._sizes: dict[int, int] = {}
-        self._told = 0  # rounds in history.json
+        self._written = 0  # rounds in history.json
 
     @classmethod
     @contextlib.contextmanager
     def open(cls, path: Path) -> Iterator["Folder"]:
-        """The folder, with a lock on it: two processes must not write one run."""
+        """The folder with a lock: two processes must not write the same run."""
         with locked_folder(path):
             yield cls(path)
 
     def begin(
         self, run: Run, config: str, known: Mapping[str, Any] | None = None, about: Mapping[str, Any] | None = None
     ) -> None:
-        """Write the configuration and round 0, from which everything follows; what is `known` stays in the trail.
+        """Write the configuration and the checkpoint of round 0.
 
-        So does what tells more `about` the configuration, which a reader may want and nobody needs.
+        The audit trail records the `known` facts, which a resumed run must share, and more `about` the configuration.
         """
         write_whole(self.path / "config.toml", config)
         facts = self.facts(run)
-        told = {"config": fingerprint(config), "model": facts["model"], "state": fingerprint(facts)}
-        told |= {"facts": dict(known)} if known else {}
-        told |= about or {}
-        self.audit.append("started", **told, versions=versions(), **self._mark(config))
+        entry = {"config": fingerprint(config), "model": facts["model"], "state": fingerprint(facts)}
+        if known:
+            entry["facts"] = dict(known)
+        entry |= about or {}
+        self.audit.append("started", **entry, versions=versions(), **self._mark(config))
         self.checkpoint(run, facts, durable=True)
 
     def take_back(self) -> None:
-        """Remove what `begin` wrote: no round can be made of it."""
+        """Remove what `begin` wrote, when no round can be run."""
         for file in (self.path / "config.toml", self.audit.path, self.model(0), self.state(0)):
             file.unlink(missing_ok=True)
         shutil.rmtree(self.sites.home, ignore_errors=True)
         self.checkpoints.rmdir()
 
     def resume(self, config: str) -> Run | None:
-        """The run as of the last whole round, or None if none was ever committed."""
+        """The run as of the last intact round, or None if none was ever committed."""
         rounds = self.committed()
         if not rounds:
             if self.history.read():
                 raise Damaged(
-                    f"{self.checkpoints} holds no checkpoint, though rounds were made; begin in another folder"
+                    f"{self.checkpoints} has no checkpoint, although rounds were made; start in another folder"
                 )
             return None
         for number in rounds:
@@ -131,7 +135,7 @@ class Folder:
             self.elapsed = float(facts["elapsed"])
             self._sizes = {n: self._size(n) for n in rounds if n <= number}
             self.sites.go_on_after(facts.get("sites"), min(self._sizes))
-            for replaced, _, size in self.sites.shelf.past:
+            for replaced, _, size in self.sites.index.past:
                 self._sizes[max(n for n in self._sizes if n < replaced)] += size
             if number < rounds[0]:
                 for damaged in (n for n in rounds if n > number):
@@ -139,7 +143,7 @@ class Folder:
             write_whole(self.path / "config.toml", config)
             self.audit.append("resumed", round=number, config=fingerprint(config), **self._mark(config))
             return run
-        raise Damaged(f"no checkpoint in {self.checkpoints} is whole; begin in another folder")
+        raise Damaged(f"no checkpoint in {self.checkpoints} is intact; start in another folder")
 
     def committed(self) -> list[int]:
         """Rounds with a state file, newest first."""
@@ -153,9 +157,9 @@ class Folder:
         best: bool = False,
         heads: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Record a round: tables, trail, checkpoint; the state file comes last and makes it count.
+        """Record a round: tables, audit trail, checkpoint. The state file is written last and commits the round.
 
-        `heads` is where the sites' own trails stood when they last answered, as they told it.
+        `heads` are the heads of the sites' own trails, as they reported them with their last replies.
         """
         durable = time.monotonic() - self._synced > SYNC_EVERY
         if best:
@@ -163,9 +167,9 @@ class Folder:
         rows = self.history.append([done.row])
         names = self.clients.append(done.clients)
         self.journal.save(run.roster)
-        self._sizes[max(self._sizes)] += self.sites.save(run.round, durable)  # what goes with that checkpoint
+        self._sizes[max(self._sizes)] += self.sites.save(run.round, durable)  # removed with that checkpoint
         rest = self._beside(run)
-        # Where states of clients are kept in files of their own, each checkpoint would keep those files alive.
+        # Each checkpoint keeps the files of client states alive, so few are kept if there are such files.
         old = rounds_to_drop(self._sizes, self.keep, self.keep_bytes, sparse=not self.sites.is_used)
         facts = self.facts(run, rest)
         self.audit.append(
@@ -187,12 +191,12 @@ class Folder:
             self.model(number).unlink(missing_ok=True)
         self.sites.forget(min(self._sizes))
         if durable:
-            if LAG * (len(run.history) - self._told) >= self._told:
+            if LAG * (len(run.history) - self._written) >= self._written:
                 self._write_history(run)
             self._synced = time.monotonic()
 
     def fail(self, run: Run, error: Exception) -> None:
-        """Record why the run ended; the rows of the failed round stand until it is resumed."""
+        """Record why the run ended. The rows of the failed round remain until the run is resumed."""
         if isinstance(error, TooFewReplies):
             self.clients.append(error.rows)
         self._write_history(run)
@@ -200,16 +204,16 @@ class Folder:
         self.audit.append("failed", round=run.round + 1, reason=reason, files=self._hashes(TABLES))
 
     def finish(self, run: Run, summary: Mapping[str, Any], files: Iterable[str] = ()) -> dict[str, Any]:
-        """Write the summary and close the trail, which vouches for these further files, too."""
+        """Write the summary and close the audit trail, which records the hashes of these `files` too."""
         self._write_history(run)
         full = {"schema": SCHEMA, **summary, "checkpoints": self.stock(), "seconds": round(self._seconds(), 3)}
         write_whole(self.path / "summary.json", json.dumps(full, indent=2) + "\n")
-        told = {"summary": fingerprint(full), "files": self._hashes([*TABLES, *files])}
-        self.audit.append("finished", round=run.round, model=digest(run.arrays), **told)
+        entry = {"summary": fingerprint(full), "files": self._hashes([*TABLES, *files])}
+        self.audit.append("finished", round=run.round, model=digest(run.arrays), **entry)
         return full
 
     def summary(self) -> dict[str, Any] | None:
-        """The summary of a finished run; None while anything of the end is still to be written."""
+        """The summary of a finished run; None until everything is written."""
         path = self.path / "summary.json"
         if self.audit.last.get("event") != "finished" or not path.exists():
             return None
@@ -220,25 +224,25 @@ class Folder:
         return content if isinstance(content, dict) and fingerprint(content) == self.audit.last["summary"] else None
 
     def holds_run(self) -> bool:
-        """Whether there is anything of a run here."""
+        """Whether the folder contains a run."""
         return (self.path / "config.toml").exists() or (self.path / "audit.jsonl").exists() or bool(self.committed())
 
     def model(self, number: int) -> Path:
-        """Where the model of a round lies."""
+        """The file with the model of a round."""
         return self.checkpoints / f"round_{number:03d}.safetensors"
 
     def state(self, number: int) -> Path:
-        """Where the rest of what a round needs to go on lies."""
+        """The file with everything else that is needed to resume after a round."""
         return self.checkpoints / f"state_{number:03d}.safetensors"
 
     def stock(self) -> dict[str, Any]:
-        """The rounds whose checkpoints are here, how many others went, and the bytes of all that lies beside them."""
+        """The rounds with checkpoints, the number of removed ones, and the bytes of all checkpoint files."""
         kept = sorted(self._sizes)
         files = (f for f in self.checkpoints.rglob("*") if f.is_file())
         return {"kept": kept, "removed": max(kept) + 1 - len(kept), "bytes": sum(f.stat().st_size for f in files)}
 
     def facts(self, run: Run, rest: Arrays | None = None) -> dict[str, Any]:
-        """What a state file says of itself, as far as the trail can vouch for it; `rest` is what it holds."""
+        """The facts of a state file that the audit trail records; `rest` is its content."""
         return {
             "schema": SCHEMA,
             "seed": run.seed,
@@ -253,7 +257,7 @@ class Folder:
         }
 
     def checkpoint(self, run: Run, facts: Mapping[str, Any], durable: bool, rest: Arrays | None = None) -> None:
-        """Write all that is needed to go on after the run's round; the trail's last event vouches for the `facts`."""
+        """Write everything needed to resume after the run's round; the audit trail's last event records the `facts`."""
         size = save_arrays(self.model(run.round), run.arrays, {"round": run.round}, durable)
         full = {**facts, "trail": [self.audit.first, self.audit.head]}
         full["check"] = fingerprint(full)
@@ -261,9 +265,9 @@ class Folder:
         self._sizes[run.round] = size + save_arrays(self.state(run.round), rest, full, durable)
 
     def load(self, number: int, states: bool = True) -> tuple[Run, dict[str, Any]]:
-        """The run and the facts of one checkpoint; Damaged if anything of it is not whole.
+        """The run and the facts of one checkpoint; raises Damaged if any part of it is not intact.
 
-        Without `states`, those of simulated sites that lie in files of their own are not read.
+        Without `states`, client states in files of their own are not read.
         """
         arrays, rest, facts = self.examine(number)
         parts: dict[str, Arrays] = {"memory": {}, "roster": {}, "sites": {}}
@@ -275,14 +279,14 @@ class Folder:
             mark = facts.get("roster")
             roster = self.journal.read(mark) if mark else Roster.from_arrays(parts["roster"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise Damaged(f"{self.state(number)} holds no roster that can be read") from error
+            raise Damaged(f"{self.state(number)} contains no readable roster") from error
         if states and "sites" in facts:
             parts["sites"] = self.sites.read(facts["sites"])
         run = Run(arrays, facts["seed"], number, roster, history, parts["memory"], sites=parts["sites"])
         return run, facts
 
     def examine(self, number: int) -> tuple[Arrays, Arrays, dict[str, Any]]:
-        """The model, what lies beside it and the facts of one checkpoint; Damaged if anything of it is not whole."""
+        """The model, the other arrays and the facts of one checkpoint; raises Damaged if any part is not intact."""
         rest, facts = load_arrays(self.state(number))
         check = facts.pop("check", "")
         if fingerprint(facts) != check or digest(rest) != facts["rest"]:
@@ -299,19 +303,22 @@ class Folder:
         return arrays, rest, facts
 
     def newest(self, states: bool = True) -> Run:
-        """The run as of the last whole round; nothing is changed on disk."""
+        """The run as of the last intact round; nothing is changed on disk."""
         for number in self.committed():
             try:
                 return self.load(number, states)[0]
             except Damaged as error:
                 log.warning("%s; going back to an earlier round", error)
-        raise Damaged(f"{self.path} holds no whole checkpoint")
+        raise Damaged(f"{self.path} has no intact checkpoint")
 
     def _beside(self, run: Run) -> Arrays:
-        """What a state file holds: all that a run has to remember besides its model and what the journal has."""
+        """The content of a state file: all of a run except its model and what is in journals."""
         roster = {} if self.journal.is_used else run.roster.to_arrays()
         parts = {"memory": run.memory, "roster": roster, "sites": run.sites}
-        return {f"{part}/{k}": v for part, values in parts.items() for k, v in values.items()}
+        content: Arrays = {}
+        for part, values in parts.items():
+            content |= {f"{part}/{key}": value for key, value in values.items()}
+        return content
 
     def _size(self, number: int) -> int:
         return sum(f.stat().st_size for f in (self.model(number), self.state(number)) if f.exists())
@@ -328,12 +335,17 @@ class Folder:
         return {name: hash_of(self.path / name) for name in names if (self.path / name).is_file()}
 
     def _write_history(self, run: Run) -> None:
-        rows = [{k: plain_value(v) for k, v in row.items()} for row in run.history]
+        rows = [plain_row(row) for row in run.history]
         write_whole(self.path / "history.json", json.dumps(rows, indent=1) + "\n")
-        self._told = len(rows)
+        self._written = len(rows)
 
     def _seconds(self) -> float:
         return self.elapsed + time.monotonic() - self._began
+
+
+def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with Python's own numbers and texts, for JSON."""
+    return {key: plain_value(value) for key, value in row.items()}
 
 
 def hash_of(file: Path) -> str:
@@ -343,15 +355,15 @@ def hash_of(file: Path) -> str:
 
 
 def is_plain(name: str) -> bool:
-    """Whether a folder of that name is one, lies where it is made, and can be typed."""
+    """Whether a name can be that of a folder: one path component, visible and printable."""
     return bool(name) and name.isprintable() and not name.startswith(".") and not {"/", "\\"} & set(name)
 
 
 @contextlib.contextmanager
 def locked_folder(path: Path) -> Iterator[None]:
-    """Hold a folder; its lock file names the host and process, so that others can see who is at work.
+    """Lock a folder, creating it if needed; the lock file names the host and process at work.
 
-    If it was made for something that failed before anything was written, it goes again.
+    A new folder is removed again if the block fails before anything is written.
     """
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
@@ -371,15 +383,15 @@ def locked_folder(path: Path) -> Iterator[None]:
                 remove_empty(made)
             raise
         finally:
-            with contextlib.suppress(OSError):  # a disk that fails has said so
+            with contextlib.suppress(OSError):  # a failing disk has been reported already
                 os.ftruncate(handle, 0)
     finally:
         os.close(handle)
 
 
 def remove_empty(folders: Sequence[Path]) -> None:
-    """Take away a folder that holds nothing but what every start leaves, and those around it that are empty then."""
-    with contextlib.suppress(OSError):  # somebody else put something there meanwhile, or it is open and this is Windows
+    """Remove a folder that contains only what every start writes, and the new folders around it."""
+    with contextlib.suppress(OSError):  # it is in use meanwhile, or open and this is Windows
         for name in (".lock", "run.log"):
             (folders[0] / name).unlink(missing_ok=True)
         for folder in folders:
@@ -387,7 +399,7 @@ def remove_empty(folders: Sequence[Path]) -> None:
 
 
 def versions() -> dict[str, str]:
-    """What the run was made with."""
+    """The versions that the run is made with."""
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
@@ -399,7 +411,7 @@ def versions() -> dict[str, str]:
 
 
 def save_run(run: Run, path: Path | str) -> None:
-    """Write a run so that `load_run` brings it back, with no flow around it; one saved there before is replaced.
+    """Write a run for `load_run`, without a recipe; a run saved there before is replaced.
 
     >>> import numpy as np
     >>> save_run(Run({"w": np.ones(2)}, seed=3), "runs/kept")
@@ -408,20 +420,20 @@ def save_run(run: Run, path: Path | str) -> None:
     """
     with Folder.open(Path(path)) as folder:
         if (folder.path / "config.toml").exists():
-            raise ConfigError(f"{path} holds the record of a run; choose another folder")
+            raise ConfigError(f"{path} already contains the record of a run; choose another folder")
         for number in folder.committed():
             folder.state(number).unlink()
             folder.model(number).unlink(missing_ok=True)
         folder.history.go_on_after(0)
         rows = folder.history.append(run.history)
         facts = folder.facts(run)
-        told = {"history": fingerprint(rows), "state": fingerprint(facts), "versions": versions()}
-        folder.audit.append("saved", round=run.round, model=facts["model"], **told)
+        entry = {"history": fingerprint(rows), "state": fingerprint(facts), "versions": versions()}
+        folder.audit.append("saved", round=run.round, model=facts["model"], **entry)
         folder.checkpoint(run, facts, durable=True)
 
 
 def load_run(path: Path | str) -> Run:
-    """The run of a folder as of its last whole round; nothing is changed on disk.
+    """The run of a folder as of its last intact round; nothing is changed on disk.
 
     >>> import numpy as np
     >>> save_run(Run({"w": np.ones(2)}, round=4), "runs/again")

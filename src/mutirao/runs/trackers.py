@@ -1,8 +1,8 @@
-"""Trackers: where the rounds of a run are told besides its folder. `--set track=mlflow` or `track=tensorboard`.
+"""Experiment trackers: `--set track=mlflow` or `track=tensorboard`.
 
-A tracker is a frozen dataclass whose `open(folder, recipe, config, round)` gives a sink with `round` and `end`; to make
-one is to ask for its package.
-The run folder stays the record: a tracker that fails is named in the log once and left alone.
+A tracker is a frozen dataclass with a method `open(folder, recipe, config, round)`, which returns a sink with `round`
+and `end`. Constructing it fails if its package is missing. The run folder stays the record: the first failure of a
+tracker is logged, and the run continues without it.
 """
 
 import importlib
@@ -25,11 +25,11 @@ class Sink(Protocol):
     """An open tracker."""
 
     def round(self, row: Mapping[str, Any]) -> None:
-        """Tell a line of history."""
+        """Log the metrics of a round."""
         ...
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """Tell the end of a run that finished."""
+        """Log the summary of a finished run."""
         ...
 
 
@@ -37,7 +37,7 @@ class Tracker(Protocol):
     """Opens a sink for one run."""
 
     def open(self, folder: Path, recipe: str, config: Mapping[str, Any], round: int) -> Sink:
-        """Begin to track, or go on after `round`."""
+        """Start tracking, or continue after `round`."""
         ...
 
 
@@ -51,18 +51,18 @@ class NoTracker:
     """
 
     def open(self, folder: Path, recipe: str, config: Mapping[str, Any], round: int) -> Sink:
-        """Nobody listens."""
+        """A sink that ignores everything."""
         return SilentSink()
 
 
 class SilentSink:
-    """Nobody listens."""
+    """A sink that ignores everything."""
 
     def round(self, row: Mapping[str, Any]) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class TensorBoard:
         require_package("tensorboard", "tensorboard")
 
     def open(self, folder: Path, recipe: str, config: Mapping[str, Any], round: int) -> Sink:
-        """An event file; rounds after `round` that an interrupted run wrote are dropped when it goes on."""
+        """An event file. Rounds after `round`, which an interrupted run wrote, are dropped on resuming."""
         writer = require_package("torch.utils.tensorboard", "tensorboard").SummaryWriter(
             str(folder / "tensorboard"), purge_step=round + 1 if round else None
         )
@@ -95,7 +95,7 @@ class Board:
     writer: Any
 
     def round(self, row: Mapping[str, Any]) -> None:
-        """One scalar a figure."""
+        """One scalar for each figure."""
         for name, value in numbers(row).items():
             self.writer.add_scalar(name, value, int(row["round"]))
         self.writer.flush()
@@ -108,7 +108,7 @@ class Board:
 
 @dataclass(frozen=True)
 class MLflow:
-    """A run in MLflow; `uri` and `experiment` as MLflow knows them (empty: MLflow's own default).
+    """A run in MLflow; `uri` and `experiment` are MLflow's; empty is its own default.
 
     >>> MLflow(uri="sqlite:///runs.db", experiment="wards")
     MLflow(uri='sqlite:///runs.db', experiment='wards')
@@ -121,7 +121,7 @@ class MLflow:
         require_package("mlflow", "mlflow")
 
     def open(self, folder: Path, recipe: str, config: Mapping[str, Any], round: int) -> Sink:
-        """A new run, or the one that this folder began."""
+        """A new MLflow run, or the one that this folder started."""
         flow = require_package("mlflow", "mlflow")
         client = flow.MlflowClient(tracking_uri=self.uri or None)
         known = folder / "mlflow.json"
@@ -148,10 +148,11 @@ class Flow:
     folder: Path
 
     def round(self, row: Mapping[str, Any]) -> None:
-        """One batch of metrics a round."""
-        now, step = int(time.time() * 1000), int(row["round"])
-        told = [self.entities.Metric(spell(k), v, now, step) for k, v in numbers(row).items()]
-        self.client.log_batch(self.run, metrics=told)
+        """One batch of metrics for each round."""
+        now = int(time.time() * 1000)
+        step = int(row["round"])
+        metrics = [self.entities.Metric(spell(name), value, now, step) for name, value in numbers(row).items()]
+        self.client.log_batch(self.run, metrics=metrics)
 
     def end(self, summary: Mapping[str, Any]) -> None:
         """The summary and the files that explain the run, then its end."""
@@ -166,7 +167,7 @@ NAMES = {"none": NoTracker, "mlflow": MLflow, "tensorboard": TensorBoard}
 
 
 def require_package(module: str, package: str) -> Any:
-    """A module of an optional package, or how to get it."""
+    """Import a module of an optional package; ConfigError says how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -182,27 +183,27 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def spell(name: str) -> str:
-    """A name as MLflow takes it: `ndcg@5` is `ndcg_at_5`."""
+    """A name as MLflow accepts it: `ndcg@5` is `ndcg_at_5`."""
     return "".join(c if c.isalnum() or c in "_-. /" else "_" for c in name.replace("@", "_at_"))[:200]
 
 
 class SafeSink:
-    """A sink whose first failure is its last: the run goes on without it."""
+    """A sink that is dropped after its first failure, so that the run continues."""
 
     def __init__(self, sink: Sink) -> None:
         self.sink = sink
 
     def round(self, row: Mapping[str, Any]) -> None:
-        """Tell a round, if the tracker still listens."""
+        """Log a round, if the tracker has not failed."""
         self._try(self.sink.round, row)
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """Tell the end, if the tracker still listens."""
+        """Log the end, if the tracker has not failed."""
         self._try(self.sink.end, summary)
 
-    def _try(self, tell: Callable[[Mapping[str, Any]], None], content: Mapping[str, Any]) -> None:
+    def _try(self, send: Callable[[Mapping[str, Any]], None], content: Mapping[str, Any]) -> None:
         try:
-            tell(content)
+            send(content)
         except Exception as error:  # a tracker may raise anything, from a full disk to a server that is gone
             log.warning("tracking ends here, the run goes on: %s", " ".join(str(error).split())[:300])
             self.sink = SilentSink()

@@ -1,7 +1,7 @@
-"""A client withdraws: train again without it, from the last round in which it had no part yet.
+"""Unlearning by exact retraining: train again without a client, from before its first contribution.
 
-The new run begins from a checkpoint in which the server had heard nothing of the client, excludes it from then on
-(`exclude` in its configuration), and is an ordinary run folder: it can be resumed, verified and reported.
+The new run starts from a checkpoint at which the server had received nothing from the client, and excludes it from then
+on (`exclude` in its configuration). It is an ordinary run folder: it can be resumed, verified and reported.
 """
 
 import json
@@ -33,7 +33,7 @@ from mutirao.runs.run_folder import Folder, versions
 from mutirao.runs.trust import Trust, distrust
 
 RECORD = "forget.json"
-ROUNDS = "the rounds"  # what clients have part in, if nothing else is said
+ROUNDS = "the rounds"  # what a client took part in, unless it was something before the rounds
 
 
 def forget(
@@ -47,30 +47,32 @@ def forget(
     report: Report | None = None,
     trust: Trust = distrust,
 ) -> dict[str, Any]:
-    """Make the run in `folder` again in `out` as if `client` had left before its first contribution.
+    """Train the run in `folder` again in `out` as if `client` had left before its first contribution.
 
-    Called again with the same arguments it goes on where it stopped. The record says which rounds were kept and
-    redone, and the metrics before and after. `prepare_only` leaves the training to whoever resumes the new run, such
-    as a server that reaches real sites.
+    Called again with the same arguments, it continues where it stopped. The record names the rounds kept and redone,
+    and the metrics before and after. With `prepare_only` the new run is only written, to be resumed by a server with
+    real sites.
     """
     recipe, config = reopen(None, folder, [], trust)
     if client in parse_names(config.exclude):
-        raise ConfigError(f"{folder} is a run without {client!r} already")
+        raise ConfigError(f"{folder} already is a run without {client!r}")
     config = replace(config, exclude=",".join(sorted({*parse_names(config.exclude), client})))
     if (out / RECORD).exists():
         record: dict[str, Any] = json.loads((out / RECORD).read_text(encoding="utf-8"))
         if (record["client"], record["run"]) != (client, str(folder)):
-            raise ConfigError(f"{out} is of {record['client']!r} leaving {record['run']}; choose another --out")
+            raise ConfigError(f"{out} contains {record['run']} without {record['client']!r}; choose another --out")
     elif out.exists() and any(out.iterdir()):
-        raise ConfigError(f"{out} holds something else; choose another --out")
+        raise ConfigError(f"{out} contains something else; choose another --out")
     else:
         record = begin_without(folder, recipe, config, client, out)
     if prepare_only:
         return record
     summary = execute(recipe, config, out, resume=True, watch=watch, draw=draw, report=report)
     best = out / "checkpoints" / "best.safetensors"
-    if not best.exists() and (kept := checkpoint_of(Folder(folder), summary["best_round"])) is not None:
-        write_whole(best, kept.read_bytes())  # no round made again was better than one that was kept
+    if not best.exists():  # no repeated round was better than those kept
+        kept = checkpoint_of(Folder(folder), summary["best_round"])
+        if kept is not None:
+            write_whole(best, kept.read_bytes())
     record |= {
         "rounds_redone": summary["rounds"] - record["rounds_kept"],
         "after": summary["final"],
@@ -82,7 +84,7 @@ def forget(
 
 
 def checkpoint_of(folder: Folder, number: int) -> Path | None:
-    """The file with the model of a round: its checkpoint, or that of the best round if it is this one."""
+    """The file with the model of a round: its checkpoint, or the best model's if that is of this round."""
     if folder.model(number).exists():
         return folder.model(number)
     best = folder.checkpoints / "best.safetensors"
@@ -90,18 +92,18 @@ def checkpoint_of(folder: Folder, number: int) -> Path | None:
 
 
 def rounds_of(folder: Path, trust: Trust = distrust) -> int:
-    """How many rounds the run in a folder is to have."""
+    """The number of rounds that the run in a folder is to have."""
     return int(reopen(None, folder, [], trust)[1].rounds)
 
 
 def begin_without(folder: Path, recipe: str, config: Any, client: ClientId, out: Path) -> dict[str, Any]:
-    """Write the run folder from which to go on: everything up to the last round without the client."""
+    """Write the run folder to continue from: everything up to the last round without the client."""
     source = Folder(folder)
     rows = (row for row in CsvTable(folder / "clients.csv").each() if row["client"] == client)
     first = min((int(row["round"]) for row in rows if row.get("replied") == "1"), default=None)
     before = source.newest()
-    task = find(recipe).prepare(config)  # says so if there is no such client
-    if source.audit.began.get("facts"):  # it must be the client alone that makes the difference
+    task = find(recipe).prepare(config)  # ConfigError if there is no such client
+    if source.audit.began.get("facts"):  # nothing else may have changed since the run
         others = ",".join(sorted(parse_names(config.exclude) - {client}))
         check_facts(source, find(recipe).prepare(replace(config, exclude=others)))
     more = task.left_out.get(client, "")
@@ -133,10 +135,10 @@ def begin_without(folder: Path, recipe: str, config: Any, client: ClientId, out:
 
 
 def last_without(source: Folder, client: ClientId, first: int | None) -> Run | None:
-    """The newest checkpoint before the client's first contribution in which the server knew nothing from it.
+    """The newest checkpoint at which the server had received nothing from the client.
 
-    A client that is probed tells something before it ever contributes, and all have part in what was agreed on. None:
-    no such checkpoint is left, or the only one is the beginning, from which the recipe can start by itself.
+    Probed clients report figures before they contribute, and all clients take part in an agreement. None if no such
+    checkpoint is left, or only that of round 0, from which the recipe can start by itself.
     """
     for number in source.committed():
         if first is not None and number >= first:
@@ -151,16 +153,16 @@ def last_without(source: Folder, client: ClientId, first: int | None) -> Run | N
 
 
 def has_contact(roster: Roster, client: ClientId) -> bool:
-    """Whether the server has heard anything from a client."""
+    """Whether the server has received anything from a client."""
     if client not in roster:
         return False
     i = roster.row(client)
-    told = any(not np.isnan(column[i]) for column in roster.figures.values())
-    return bool(told or roster.replied[i] or roster.last_probed[i])
+    has_figures = any(not np.isnan(column[i]) for column in roster.figures.values())
+    return bool(has_figures or roster.replied[i] or roster.last_probed[i])
 
 
 def roster_without(roster: Roster, client: ClientId) -> Roster:
-    """The roster as if the client had never come."""
+    """The roster without the client."""
     arrays = roster.to_arrays()
     ids = json.loads(arrays["ids"].tobytes())
     keep = np.array([name != client for name in ids], np.bool_)
@@ -170,10 +172,10 @@ def roster_without(roster: Roster, client: ClientId) -> Roster:
 
 
 def keep_privacy_spent(run: Run, before: Run, client: ClientId) -> None:
-    """What was spent of anybody's privacy stays spent, though the rounds that spent it are made again."""
+    """Keep the privacy budget that other clients have spent, although those rounds are repeated."""
     if RELEASES in before.memory:
         run.memory = run.memory | {RELEASES: before.memory[RELEASES]}
-    if EPSILON in before.roster.figures:  # clients keep accounts of their own, which say how often they were asked
+    if EPSILON in before.roster.figures:  # clients account for themselves, by the number of requests
         run.roster.meet([c for c in before.roster.ids if c != client])
         for c in run.roster.ids:
             run.roster.asked[run.roster.row(c)] = before.roster.asked[before.roster.row(c)]
@@ -186,9 +188,9 @@ def keep_privacy_spent(run: Run, before: Run, client: ClientId) -> None:
 def write_past(
     new: Folder, source: Folder, run: Run, config: str, record: Mapping[str, Any], known: Mapping[str, Any]
 ) -> Any:
-    """Copy the rounds that are kept, without the client's rows, and enter them into a trail of their own.
+    """Copy the kept rounds without the client's rows, and record them in a new audit trail.
 
-    Gives the facts for the state of the last one, for which the trail vouches.
+    Returns the facts of the last round's state file, which the trail records.
     """
     client = record["client"]
     events = check_chain(source.audit.path)[0]
@@ -197,10 +199,13 @@ def write_past(
     facts = {"client": client, "run": record["run"], "head": record["head"], "round": run.round}
     model = digest(run.arrays) if not run.round else (started or [""])[-1]
     dropped = [0] if run.round else []
-    told = {"config": fingerprint(config), "model": model, "versions": versions()}
-    told |= {} if run.round else {"state": fingerprint(vouched := new.facts(run))}
-    told |= {"facts": dict(known)} if known else {}
-    new.audit.append("started", **told, forgot=facts, dropped=dropped)
+    entry = {"config": fingerprint(config), "model": model, "versions": versions()}
+    if not run.round:
+        state_facts = new.facts(run)
+        entry["state"] = fingerprint(state_facts)
+    if known:
+        entry["facts"] = dict(known)
+    new.audit.append("started", **entry, forgot=facts, dropped=dropped)
     history = [r for r in source.history.read() if int(r["round"]) <= run.round]
     clients = [r for r in source.clients.read() if int(r["round"]) <= run.round and r["client"] != client]
     for number in range(1, run.round + 1):
@@ -214,7 +219,7 @@ def write_past(
             history=fingerprint(mine),
             clients=fingerprint(names),
             dropped=[] if last else [number],
-            **({"state": fingerprint(vouched := new.facts(run))} if last else {}),
+            **({"state": fingerprint(state_facts := new.facts(run))} if last else {}),
         )
     run.history = [typed_row(row) for row in new.history.read()]
-    return vouched
+    return state_facts

@@ -1,4 +1,4 @@
-"""Check a run folder against its own audit trail, and say exactly what was altered."""
+"""Check a run folder against its audit trail, and report exactly what was altered."""
 
 import itertools
 import json
@@ -16,10 +16,10 @@ from mutirao.runs.linked_trails import count_heads, cross_check, read_trail, wri
 from mutirao.runs.run_folder import Folder, hash_of
 
 
-def verify(path: Path, keepers: Iterable[str] = ()) -> tuple[list[str], list[str]]:
-    r"""What was found in order, and what was not; an empty second list means the folder is as it was written.
+def verify(path: Path, with_trails: Iterable[str] = ()) -> tuple[list[str], list[str]]:
+    r"""Return what is unaltered, and the problems; without problems the folder is as it was written.
 
-    `keepers` are clients whose sites are known to keep trails of their own.
+    `with_trails` are clients whose sites are known to keep audit trails of their own.
 
     >>> import mutirao
     >>> _ = mutirao.execute("quickstart", {"rounds": 1, "per_round": 2}, "runs/verify", pictures=False)
@@ -27,14 +27,14 @@ def verify(path: Path, keepers: Iterable[str] = ()) -> tuple[list[str], list[str
     >>> wrong
     []
     >>> _ = Path("runs/verify/history.csv").write_text("round,accuracy\n1,1.0\n")
-    >>> len(verify(Path("runs/verify"))[1]) > 0  # whoever changes a figure is found out
+    >>> len(verify(Path("runs/verify"))[1]) > 0  # a changed figure is detected
     True
     """
     if not (path / "audit.jsonl").exists() and not (path / "config.toml").exists():
         raise ConfigError(f"{path} holds no run")
     events, problems = check_chain(path / "audit.jsonl")
     good = [f"audit.jsonl: {len(events)} events, chained"] if not problems else []
-    events = [event for event in events if is_unaltered(event)]  # one that was altered says nothing of the files
+    events = [event for event in events if is_unaltered(event)]  # an altered event proves nothing about the files
     folder = Folder(path)
     rounds = last_of_each_round(events)
     saved = [e for e in events if e["event"] == "saved"]
@@ -51,12 +51,12 @@ def verify(path: Path, keepers: Iterable[str] = ()) -> tuple[list[str], list[str
     ):
         problems += check
         good += [] if check else [f"{name}: as audited"]
-    heads, missing = count_heads(rounds, CsvTable(path / "clients.csv").each(), keepers)
+    heads, missing = count_heads(rounds, CsvTable(path / "clients.csv").each(), with_trails)
     return good + heads, problems + missing
 
 
 def verify_all(path: Path, sites: Sequence[Path] = (), table: Path | None = None) -> tuple[list[str], list[str]]:
-    """The same with the sites' own trails compared, and all events written to a CSV file; or one trail by itself."""
+    """Verify a run folder and the sites' own trails, or one trail alone; write all events to a CSV file if asked."""
     if path.is_file():
         name, events, problems = read_trail(path)
         good = [f"{path.name}: {len(events)} events, chained"] if not problems else []
@@ -66,14 +66,15 @@ def verify_all(path: Path, sites: Sequence[Path] = (), table: Path | None = None
         trails = {"server": check_chain(path / "audit.jsonl")[0]}
     for site in sites:
         agreed, wrong = cross_check(next(iter(trails.values())), site)
-        good, problems = good + agreed, problems + wrong
+        good += agreed
+        problems += wrong
     if table is not None:
         write_events(trails | {name: events for name, events, _ in map(read_trail, sites)}, table)
     return good, problems
 
 
 def last_of_each_round(events: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """The event that counts for each round: after a resume, later rounds are made again."""
+    """The valid event of each round: after a resume, later rounds are made again."""
     rounds: dict[int, dict[str, Any]] = {}
     for event in events:
         if event["event"] == "resumed":
@@ -84,20 +85,20 @@ def last_of_each_round(events: list[dict[str, Any]]) -> dict[int, dict[str, Any]
 
 
 def check_config(path: Path, events: list[dict[str, Any]]) -> list[str]:
-    """The configuration must be the one the run was last started or resumed with."""
-    told = [e["config"] for e in events if e["event"] in ("started", "resumed") and "config" in e]
+    """The configuration must be the one that the run was last started or resumed with."""
+    recorded = [e["config"] for e in events if e["event"] in ("started", "resumed") and "config" in e]
     file = path / "config.toml"
-    if not told:
+    if not recorded:
         return []
     if not file.exists():
         return ["config.toml: missing"]
-    if fingerprint(file.read_text(encoding="utf-8", errors="replace")) != told[-1]:
+    if fingerprint(file.read_text(encoding="utf-8", errors="replace")) != recorded[-1]:
         return ["config.toml: altered since the run was started"]
     return []
 
 
 def check_tables(path: Path, rounds: dict[int, dict[str, Any]]) -> list[str]:
-    """Every round's rows must hash to what the trail says."""
+    """Every round's rows must have the hash in the trail."""
     problems = []
     for name in ("history", "clients"):
         by_round: dict[str, str] = {}
@@ -109,19 +110,22 @@ def check_tables(path: Path, rounds: dict[int, dict[str, Any]]) -> list[str]:
                 continue
             how = "are missing" if found == fingerprint([]) else "were altered"
             problems.append(f"{name}.csv: the rows of round {number} {how}")
-        strangers = [r for r in by_round if not (r.isdecimal() and int(r) == max(rounds, default=0) + 1)]
-        problems += [f"{name}.csv: rows of round {number} that was never audited" for number in strangers]
+        # Rows of the next round may exist: it was interrupted before its commit.
+        unknown = [r for r in by_round if not (r.isdecimal() and int(r) == max(rounds, default=0) + 1)]
+        problems += [f"{name}.csv: rows of round {number} that was never audited" for number in unknown]
     return problems
 
 
 def check_saved(path: Path, event: dict[str, Any]) -> list[str]:
-    """The history of a run that was saved by itself must hash to what the trail says."""
+    """The history of a run saved by `save_run` must have the hash in the trail."""
     rows = CsvTable(path / "history.csv").read()
-    return [] if fingerprint(rows) == event["history"] else ["history.csv: altered since the run was saved"]
+    if fingerprint(rows) == event["history"]:
+        return []
+    return ["history.csv: altered since the run was saved"]
 
 
 def check_checkpoints(folder: Folder, events: list[dict[str, Any]], rounds: dict[int, dict[str, Any]]) -> list[str]:
-    """Every model kept must be the one that was audited; none may be missing but those thinned out."""
+    """Every model must be the audited one; none may be missing except those removed by the run."""
     expected = {n: e["model"] for n, e in rounds.items()}
     begun = [e["model"] for e in events if e["event"] == "started"]
     if begun:
@@ -142,16 +146,16 @@ def check_checkpoints(folder: Folder, events: list[dict[str, Any]], rounds: dict
 
 
 def check_best(folder: Folder, rounds: dict[int, dict[str, Any]], models: list[str]) -> list[str]:
-    """The best model must be that of the last round the trail calls the best so far, or any if it calls none so."""
+    """The best model must be that of the last round marked as best in the trail; any round's if none is marked."""
     path = folder.checkpoints / "best.safetensors"
-    called = [e for e in rounds.values() if e.get("best")]
-    if called:
-        return check_model(folder, path, [called[-1]["model"]], called[-1]["round"])
+    marked = [e for e in rounds.values() if e.get("best")]
+    if marked:
+        return check_model(folder, path, [marked[-1]["model"]], marked[-1]["round"])
     return check_model(folder, path, models) if path.exists() else []
 
 
 def check_states(folder: Folder, events: list[dict[str, Any]]) -> list[str]:
-    """Every state kept must be whole and the one audited, and the trail must still hold what it held back then."""
+    """Every state must be intact and audited, and the trail must still contain its events up to then."""
     problems = []
     by_hash = {e["hash"]: e for e in events}
     for number in folder.committed():
@@ -165,17 +169,19 @@ def check_states(folder: Folder, events: list[dict[str, Any]]) -> list[str]:
                 if str(place) in str(error):
                     file, _, what = str(error).removeprefix(f"{folder.path}/").partition(" ")
                     problems.append(f"{file}: {what}")
-            continue  # damage elsewhere is reported where it is
+            continue  # damage in other files is reported by their own checks
         event = by_hash.get(facts["trail"][1])
         if event is None:
             problems.append(f"audit.jsonl: events known to {name} are gone")
-        elif event.get("state", told := fingerprint({k: v for k, v in facts.items() if k != "trail"})) != told:
-            problems.append(f"{name}: it is not the audited one")
-    return list(dict.fromkeys(problems))  # a journal that is cut off is missed by every state after that
+        else:
+            found = fingerprint({key: value for key, value in facts.items() if key != "trail"})
+            if event.get("state", found) != found:
+                problems.append(f"{name}: it is not the audited one")
+    return list(dict.fromkeys(problems))  # once: a journal that is cut off affects every later state
 
 
 def check_model(folder: Folder, path: Path, digests: list[str], round: int | None = None) -> list[str]:
-    """One model file against the digests it may have, and the round it must say it is of."""
+    """A model file must have one of these digests, and name its round."""
     name = path.relative_to(folder.path)
     try:
         arrays, facts = load_arrays(path)
@@ -188,33 +194,34 @@ def check_model(folder: Folder, path: Path, digests: list[str], round: int | Non
 
 
 def check_files(path: Path, events: list[dict[str, Any]]) -> list[str]:
-    """Files the end of the run vouches for must be as they were; until then history.json may only lag behind."""
+    """Files recorded at the end of the run must be unaltered; before the end, history.json may lag behind."""
     ends = [e for e in events if e["event"] in ("started", "resumed", "round", "finished", "failed")]
-    told: dict[str, str] = ends[-1].get("files", {}) if ends else {}
+    recorded: dict[str, str] = ends[-1].get("files", {}) if ends else {}
     problems = []
-    for name, right in told.items():
+    for name, audited in recorded.items():
         if not (path / name).is_file():
             problems.append(f"{name}: missing")
-        elif hash_of(path / name) != right:
+        elif hash_of(path / name) != audited:
             problems.append(f"{name}: altered since the run ended")
     file = path / "history.json"
-    if "history.json" not in told and file.exists() and not lags(file, CsvTable(path / "history.csv").read()):
+    if "history.json" not in recorded and file.exists() and not lags(file, CsvTable(path / "history.csv").read()):
         problems.append("history.json: it does not say what history.csv does")
     return problems
 
 
 def lags(file: Path, rows: list[dict[str, str]]) -> bool:
-    """Whether a history.json holds the rows of the table, or the first of them."""
+    """Whether history.json has the rows of the table, or the first of them."""
+    texts: list[dict[str, str]] = []
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))
-        texts = [{k: str(v) for k, v in row.items() if str(v) != ""} for row in told]
+        for row in json.loads(file.read_text(encoding="utf-8")):
+            texts.append({key: str(value) for key, value in row.items() if str(value) != ""})
     except (ValueError, AttributeError, TypeError, RecursionError):
         return False
     return texts == rows[: len(texts)]
 
 
 def check_summary(path: Path, events: list[dict[str, Any]]) -> list[str]:
-    """The summary and its digest must be those of the end of the run."""
+    """The summary and its digest must be those recorded at the end of the run."""
     ends = [e for e in events if e["event"] == "finished"]
     file = path / "summary.json"
     if not ends:
