@@ -78,7 +78,7 @@ def test_who_is_not_there_and_runs_without_groups_are_refused(folder: Path, tmp_
         combine_run(tmp_path / "one", "c0")
     two = {"cluster": "kmeans", "cluster.groups": 2, "warm_epochs": 1, "rounds": 1}
     execute("tabular", two | {"clients": 6}, tmp_path / "table")
-    with pytest.raises(ConfigError, match="cannot be asked"):
+    with pytest.raises(ConfigError, match="expected a task that classifies"):
         combine_run(tmp_path / "table", "c0")
 
 

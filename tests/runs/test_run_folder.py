@@ -243,7 +243,7 @@ def test_no_whole_checkpoint_is_a_clear_end_that_touches_nothing(whole: Path, tm
     for file in (out / "checkpoints").glob("state_*"):
         file.write_bytes(b"garbage")
     before = (out / "history.csv").read_bytes()
-    with pytest.raises(Damaged, match=r"no checkpoint in .* is whole"):
+    with pytest.raises(Damaged, match=r"no checkpoint in .* is intact"):
         execute(NAME, CONFIG, out, resume=True)
     assert (out / "history.csv").read_bytes() == before
 

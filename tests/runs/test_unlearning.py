@@ -188,7 +188,7 @@ def test_what_cannot_be_is_refused(source: Path, tmp_path: Path, client: str, ou
 
 def test_one_cannot_leave_twice_but_another_can(source: Path, tmp_path: Path) -> None:
     forget(source, "c1", tmp_path / "one")
-    with pytest.raises(ConfigError, match="without 'c1' already"):
+    with pytest.raises(ConfigError, match="already is a run without 'c1'"):
         forget(tmp_path / "one", "c1", tmp_path / "two")
     with pytest.raises(ConfigError, match="choose another --out"):
         forget(source, "c2", tmp_path / "one")
