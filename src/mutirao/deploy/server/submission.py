@@ -82,7 +82,7 @@ def check_run(recipe: str, sets: Sequence[tuple[str, Scalar]], out: Path, resume
 def check_folder(out: Path, resume: bool) -> None:
     """ConfigError if a run cannot be written to this folder."""
     if Folder(out).holds_run() and not resume:
-        raise ConfigError(f"{out} already holds a run; add --resume to go on with it, or choose another --out")
+        raise ConfigError(f"{out} already holds a run; add --resume to continue it, or choose another --out")
     if pid := writing_process(out):
         raise ConfigError(f"{out} is being written by process {pid}; wait for it, or choose another --out")
     there = next(place for place in (out, *out.parents) if place.exists())
