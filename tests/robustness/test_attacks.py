@@ -165,7 +165,7 @@ def test_false_labels_are_of_the_clients_own_classes_and_only_in_training() -> N
         handler(Request(do, {}, **SENT), Site("c1", data))
     handler(Request("train", {}, **SENT), Site("c2", data))
     assert [d is data for d in seen] == [False, True, True]
-    with pytest.raises(ValueError, match=r"^LabelFlip\(\) changes samples"):
+    with pytest.raises(ValueError, match=r"^LabelFlip\(\) poisons data"):
         Attacked(look, frozenset({"c1"}), LabelFlip())
 
 

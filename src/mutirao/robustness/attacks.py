@@ -1,7 +1,7 @@
-"""Liars, for testing: what a dishonest client may send instead of an honest update. The attacker knows its friends.
+"""Byzantine attacks, for testing: what malicious clients may send instead of honest updates.
 
-An attack is called as `(current, honest, rng) -> replies`, where `honest` holds what the liars of a round would have
-sent had they been honest: that is all they know of the others. `Attacked` wraps any handler with it.
+An attack is called as `(current, honest, rng) -> replies`. `honest` holds what the malicious clients of a round would
+have sent had they been honest; they know nothing of the other clients. `Attacked` wraps any handler with an attack.
 """
 
 # ruff: noqa: D102  # `__call__` is what the class says it is
@@ -19,29 +19,29 @@ from mutirao.core.validation import MOST_SAMPLES
 from mutirao.randomness import rng
 
 Replies = dict[ClientId, Reply]
-Change = Callable[[Array, Array], tuple[Array, Array]]  # of the inputs and labels that liars train on
-Poison = Callable[[Any, Change], Any]  # what a client holds, so changed
+Change = Callable[[Array, Array], tuple[Array, Array]]  # of the inputs and labels that malicious clients train on
+Poison = Callable[[Any, Change], Any]  # a client's data with the change applied
 AnyAttack = Callable[[Arrays, Mapping[ClientId, Reply], np.random.Generator], Replies]
 
 
 class Attack(Protocol):
-    """What liars do: `(current, honest, rng) -> replies`, and what else it may take to lie.
+    """What malicious clients do: `(current, honest, rng) -> replies`, with poisoning and false signatures if any.
 
-    A function is an attack: this one sends the model back as it came, so that a client looks busy and does nothing.
+    A function is an attack: this one sends the received model back, as a free rider does.
 
-    >>> def lazy(current, honest, rng):
+    >>> def free_rider(current, honest, rng):
     ...     return {client: with_update(reply, current, {"w": np.zeros(1)}) for client, reply in honest.items()}
-    >>> lazy({"w": np.array([5.0])}, {"liar": Reply({"w": np.array([6.0])}, n=10)}, None)["liar"].arrays["w"]
+    >>> free_rider({"w": np.array([5.0])}, {"eve": Reply({"w": np.array([6.0])}, n=10)}, None)["eve"].arrays["w"]
     array([5.])
     """
 
     @property
     def poison(self) -> Change | None:
-        """How the samples that liars train on are changed; None if they are not."""
+        """How the samples of malicious clients are changed; None if they are not."""
         return None
 
-    def fake(self, replies: Mapping[ClientId, Reply], liars: list[ClientId], rng: np.random.Generator) -> Replies:
-        """What the liars answer to a warm-up, knowing what the others do."""
+    def fake(self, replies: Mapping[ClientId, Reply], malicious: list[ClientId], rng: np.random.Generator) -> Replies:
+        """What the malicious clients answer to a warm-up, knowing the answers of the others."""
         return {}
 
     def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Replies: ...
@@ -49,48 +49,46 @@ class Attack(Protocol):
 
 @dataclass(frozen=True)
 class SignFlip:
-    """The honest update the other way round: x - scale (x_k - x).
+    """The honest update reversed: x - scale (x_k - x).
 
-    >>> honest = {"liar": Reply({"w": np.array([6.0])}, n=10)}
-    >>> SignFlip()({"w": np.array([5.0])}, honest, np.random.default_rng(0))["liar"].arrays["w"]
+    >>> honest = {"eve": Reply({"w": np.array([6.0])}, n=10)}
+    >>> SignFlip()({"w": np.array([5.0])}, honest, np.random.default_rng(0))["eve"].arrays["w"]
     array([4.])
     """
 
     scale: float = 1.0
 
     def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Replies:
-        return {
-            c: with_update(r, current, {k: -self.scale * u for k, u in update_of(current, r).items()})
-            for c, r in honest.items()
-        }
+        return {c: with_update(r, current, scaled_update(r, current, -self.scale)) for c, r in honest.items()}
 
 
 @dataclass(frozen=True)
 class Noise:
     """Gaussian noise, `scale` times as long as the honest update.
 
-    >>> honest = {"liar": Reply({"w": np.ones(10_000)}, n=10)}
-    >>> lies = Noise(scale=3.0)({"w": np.zeros(10_000)}, honest, np.random.default_rng(0))
-    >>> round(float(np.linalg.norm(lies["liar"].arrays["w"])))  # the honest update has the length 100
+    >>> honest = {"eve": Reply({"w": np.ones(10_000)}, n=10)}
+    >>> replies = Noise(scale=3.0)({"w": np.zeros(10_000)}, honest, np.random.default_rng(0))
+    >>> round(float(np.linalg.norm(replies["eve"].arrays["w"])))  # the honest update has the length 100
     299
     """
 
     scale: float = 3.0
 
     def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Replies:
-        each = {c: spread_length(self.scale, current, r) for c, r in sorted(honest.items())}
-        return {
-            c: with_update(honest[c], current, {k: rng.normal(0.0, x, v.shape) for k, v in current.items()})
-            for c, x in each.items()
-        }
+        replies = {}
+        for c, reply in sorted(honest.items()):
+            deviation = spread_length(self.scale, current, reply)
+            noise = {k: rng.normal(0.0, deviation, v.shape) for k, v in current.items()}
+            replies[c] = with_update(reply, current, noise)
+        return replies
 
 
 @dataclass(frozen=True)
 class Constant:
     """The same number added everywhere; the update is `scale` times as long as the honest one.
 
-    >>> honest = {"liar": Reply({"w": np.array([3.0, -4.0, 0.0, 0.0])}, n=10)}
-    >>> Constant()({"w": np.zeros(4)}, honest, np.random.default_rng(0))["liar"].arrays["w"]  # as long: 5
+    >>> honest = {"eve": Reply({"w": np.array([3.0, -4.0, 0.0, 0.0])}, n=10)}
+    >>> Constant()({"w": np.zeros(4)}, honest, np.random.default_rng(0))["eve"].arrays["w"]  # as long: 5
     array([2.5, 2.5, 2.5, 2.5])
     """
 
@@ -106,7 +104,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class LabelFlip:
-    """Training on false labels: each client's classes in reverse order; what it sends is then sent as it is.
+    """Training on false labels, each client's classes in reverse order; the update is sent unchanged.
 
     >>> x, y = LabelFlip().poison(np.zeros((4, 2)), np.array([0, 0, 1, 2]))
     >>> y
@@ -124,13 +122,13 @@ class LabelFlip:
 
 @dataclass(frozen=True)
 class InnerProduct:
-    """All liars send -epsilon times the mean of their honest updates (Xie, Koyejo and Gupta, UAI 2019).
+    """All malicious clients send -epsilon times the mean of their honest updates (Xie, Koyejo and Gupta, UAI 2019).
 
-    Long ones (epsilon above 1) turn the mean around; short ones hide near the model and slow it down.
+    Long updates (epsilon above 1) reverse the mean; short ones stay near the model and slow it down.
 
     >>> honest = {"one": Reply({"w": np.array([1.0])}, n=10), "two": Reply({"w": np.array([3.0])}, n=10)}
-    >>> lies = InnerProduct(epsilon=0.5)({"w": np.array([0.0])}, honest, np.random.default_rng(0))
-    >>> lies["one"].arrays["w"], lies["two"].arrays["w"]  # both send -0.5 times their mean, 2
+    >>> replies = InnerProduct(epsilon=0.5)({"w": np.array([0.0])}, honest, np.random.default_rng(0))
+    >>> replies["one"].arrays["w"], replies["two"].arrays["w"]  # both send -0.5 times their mean, 2
     (array([-1.]), array([-1.]))
     """
 
@@ -138,7 +136,8 @@ class InnerProduct:
 
     def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Replies:
         mean, _ = mean_and_deviation(current, honest)
-        return {c: with_update(r, current, {k: -self.epsilon * m for k, m in mean.items()}) for c, r in honest.items()}
+        update = {k: -self.epsilon * m for k, m in mean.items()}
+        return {c: with_update(r, current, update) for c, r in honest.items()}
 
 
 @dataclass(frozen=True)
@@ -154,10 +153,8 @@ class Colluding:
 
     def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Replies:
         mean, deviation = mean_and_deviation(current, honest)
-        return {
-            c: with_update(r, current, {k: m - self.z * deviation[k] for k, m in mean.items()})
-            for c, r in honest.items()
-        }
+        update = {k: m - self.z * deviation[k] for k, m in mean.items()}
+        return {c: with_update(r, current, update) for c, r in honest.items()}
 
 
 @dataclass(frozen=True)
@@ -165,11 +162,11 @@ class MinMax:
     """All send m + g d, as far from their mean m as possible without standing out by its distances to other updates.
 
     d is -m at length one (`along="mean"`) or minus the deviation (`along="deviation"`), and g the largest number with
-    |m + g d - u_i| <= max |u_j - u_k| for the honest updates u of the liars. Each may keep a share `own` of what sets
-    its update apart, m + own (u_k - m) + g d, so that they are no copies of one another; g is then the largest for
-    which that holds for all. Shejwalkar and Houmansadr, NDSS 2021.
+    |m + g d - u_i| <= max |u_j - u_k| for the honest updates u of the malicious clients. Each may keep a share `own` of
+    its deviation from the mean, m + own (u_k - m) + g d, so that they are no copies of one another; g is then the
+    largest for which that holds for all. Shejwalkar and Houmansadr, NDSS 2021.
 
-    The honest updates are 2 apart at most, so a lie of 1, which is 2 from the farthest, is the most:
+    The honest updates are 2 apart at most, so 1, which is 2 from the farthest, is the limit:
 
     >>> honest = {"one": Reply({"w": np.array([1.0])}, n=10), "two": Reply({"w": np.array([3.0])}, n=10)}
     >>> MinMax()({"w": np.array([0.0])}, honest, np.random.default_rng(0))["one"].arrays["w"].round(2)
@@ -184,18 +181,23 @@ class MinMax:
         length = float(np.linalg.norm(flat(mean))) or 1.0
         away = {k: -m / length if self.along == "mean" else -deviation[k] for k, m in mean.items()}
         updates = {c: update_of(current, honest[c]) for c in sorted(honest)}
-        bases = {c: {k: m + self.own * (u[k] - m) for k, m in mean.items()} for c, u in updates.items()}
+        bases = {}
+        for c, update in updates.items():
+            bases[c] = {k: m + self.own * (update[k] - m) for k, m in mean.items()}
         far = farthest([flat(b) for b in bases.values()], flat(away), [flat(u) for u in updates.values()])
-        return {c: with_update(honest[c], current, {k: b + far * away[k] for k, b in bases[c].items()}) for c in bases}
+        replies = {}
+        for c, base in bases.items():
+            replies[c] = with_update(honest[c], current, {k: b + far * away[k] for k, b in base.items()})
+        return replies
 
 
 @dataclass(frozen=True)
 class Inflated:
-    """A lie about n: `times` as many samples as there are, with `scale` times the honest update (-1 reverses it).
+    """A false sample count: `times` as many samples as there are, with `scale` times the honest update.
 
-    >>> honest = {"liar": Reply({"w": np.array([1.0])}, n=10)}
-    >>> lies = Inflated(times=1000, scale=-1)({"w": np.array([0.0])}, honest, np.random.default_rng(0))
-    >>> lies["liar"].n, lies["liar"].arrays["w"]
+    >>> honest = {"eve": Reply({"w": np.array([1.0])}, n=10)}
+    >>> replies = Inflated(times=1000, scale=-1)({"w": np.array([0.0])}, honest, np.random.default_rng(0))
+    >>> replies["eve"].n, replies["eve"].arrays["w"]
     (10000, array([-1.]))
     """
 
@@ -203,11 +205,11 @@ class Inflated:
     scale: float = 1.0
 
     def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Replies:
-        turned = {c: {k: self.scale * u for k, u in update_of(current, r).items()} for c, r in honest.items()}
-        return {
-            c: replace(with_update(r, current, turned[c]), n=min(r.n * self.times, MOST_SAMPLES))
-            for c, r in honest.items()
-        }
+        replies = {}
+        for c, reply in honest.items():
+            changed = with_update(reply, current, scaled_update(reply, current, self.scale))
+            replies[c] = replace(changed, n=min(reply.n * self.times, MOST_SAMPLES))
+        return replies
 
 
 @dataclass(frozen=True)
@@ -248,24 +250,24 @@ class Backdoor:
 
 @dataclass(frozen=True)
 class FakeSignature:
-    """A warm-up signature copied from somebody else, to get into a group where the liar does not belong.
+    """A warm-up signature copied from another client, to get into a group where the malicious client does not belong.
 
-    >>> sent = {"ana": np.array([1.0, 2.0]), "liar": np.array([8.0, 8.0])}
+    >>> sent = {"ana": np.array([1.0, 2.0]), "eve": np.array([8.0, 8.0])}
     >>> replies = {c: Reply({}, {"signature": vector}, n=10) for c, vector in sent.items()}
-    >>> FakeSignature().fake(replies, ["liar"], np.random.default_rng(0))["liar"].extras["signature"].round(1)
+    >>> FakeSignature().fake(replies, ["eve"], np.random.default_rng(0))["eve"].extras["signature"].round(1)
     array([1., 2.])
     """
 
-    def fake(self, replies: Mapping[ClientId, Reply], liars: list[ClientId], rng: np.random.Generator) -> Replies:
-        """What the liars answer to a warm-up, knowing what the others do."""
-        honest = sorted(set(replies) - set(liars))
-        lies = {}
-        for c in liars:
+    def fake(self, replies: Mapping[ClientId, Reply], malicious: list[ClientId], rng: np.random.Generator) -> Replies:
+        """What the malicious clients answer to a warm-up, knowing the answers of the others."""
+        honest = sorted(set(replies) - set(malicious))
+        fakes = {}
+        for c in malicious:
             model = replies[honest[int(rng.integers(len(honest)))]] if honest else replies[c]
             vector = model.extras["signature"]
             near = vector + rng.normal(0.0, 0.01 * float(np.std(vector)), vector.shape)
-            lies[c] = replace(replies[c], extras={**model.extras, "signature": near.astype(vector.dtype)})
-        return lies
+            fakes[c] = replace(replies[c], extras={**model.extras, "signature": near.astype(vector.dtype)})
+        return fakes
 
     def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Replies:
         return dict(honest)
@@ -297,11 +299,11 @@ NAMES: dict[str, Callable[..., Any]] = {
 
 
 class Attacked:
-    """A handler some of whose clients lie; those who start a round from the same model act together.
+    """A handler some of whose clients are malicious; those that start a round from the same model collude.
 
-    `poison(data, change)` gives what a client holds with other samples: an attack that changes them needs it.
+    `poison(data, change)` returns a client's data with changed samples: an attack that poisons data needs it.
 
-    Three clients each answer with their own number; one of them lies:
+    Three clients each answer with their own number; one of them is malicious:
 
     >>> from mutirao import LocalFleet
     >>> def answer(request: Request, site: Site) -> Reply:
@@ -313,19 +315,24 @@ class Attacked:
     """
 
     def __init__(
-        self, handler: AnyHandler, liars: frozenset[ClientId], attack: AnyAttack, poison: Poison | None = None
+        self, handler: AnyHandler, malicious: frozenset[ClientId], attack: AnyAttack, poison: Poison | None = None
     ) -> None:
-        self.handler, self.liars, self.poison = as_handler(handler), liars, poison
+        self.handler = as_handler(handler)
+        self.malicious = malicious
+        self.poison = poison
         self.attack: Attack = with_defaults(attack, Attack)  # type: ignore[type-abstract]
         if self.attack.poison and not poison:
-            raise ValueError(f"{attack!r} changes samples: say how those of a client's data are, by `poison`")
-        self.provides, self.private, self.check = self.handler.provides, self.handler.private, self.handler.check
-        self.schedule, self.agreed = self.handler.schedule, self.handler.agreed
+            raise ValueError(f"{attack!r} poisons data: pass `poison`, a function that changes a client's samples")
+        self.provides = self.handler.provides
+        self.private = self.handler.private
+        self.check = self.handler.check
+        self.schedule = self.handler.schedule
+        self.agreed = self.handler.agreed
 
     def __call__(self, request: Request, site: Site) -> Reply:
-        """One client's answer, who then knows nobody else."""
+        """One client's answer, without collusion."""
         reply = self.handler(request, self._site(request, site))
-        return self._lies({site.id: request}, {site.id: reply})[site.id]
+        return self._attack({site.id: request}, {site.id: reply})[site.id]
 
     def many(
         self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
@@ -337,26 +344,26 @@ class Attacked:
         else:
             replies = {c: self.handler(requests[c], own[c]) for c in sorted(requests)}
         good = {c: r for c, r in replies.items() if isinstance(r, Reply)}
-        return dict(sorted((replies | self._lies(requests, good)).items()))
+        return dict(sorted((replies | self._attack(requests, good)).items()))
 
     def _site(self, request: Request, site: Site) -> Site:
         change = self.attack.poison
-        if site.id not in self.liars or not (change and self.poison) or request.do not in ("train", "warm"):
+        if site.id not in self.malicious or not (change and self.poison) or request.do not in ("train", "warm"):
             return site
         return Site(site.id, self.poison(site.data, change), site.state)
 
-    def _lies(self, requests: Mapping[ClientId, Request], replies: dict[ClientId, Reply]) -> dict[ClientId, Reply]:
-        bands: dict[tuple[str, int], list[ClientId]] = {}
-        for c in sorted(self.liars & replies.keys()):
-            bands.setdefault((requests[c].do, id(requests[c].arrays)), []).append(c)
+    def _attack(self, requests: Mapping[ClientId, Request], replies: dict[ClientId, Reply]) -> dict[ClientId, Reply]:
+        colluding: dict[tuple[str, int], list[ClientId]] = {}  # by the verb of the request and the model in it
+        for c in sorted(self.malicious & replies.keys()):
+            colluding.setdefault((requests[c].do, id(requests[c].arrays)), []).append(c)
         out = dict(replies)
-        for (do, _), liars in bands.items():
-            config = requests[liars[0]].config
-            draw = rng(int(config["seed"]), int(config["round"]), "attack", liars[0])
+        for (do, _), clients in colluding.items():
+            request = requests[clients[0]]
+            draw = rng(int(request.config["seed"]), int(request.config["round"]), "attack", clients[0])
             if do == "train":
-                out |= self.attack(requests[liars[0]].arrays, {c: replies[c] for c in liars}, draw)
+                out |= self.attack(request.arrays, {c: replies[c] for c in clients}, draw)
             elif do == "warm":
-                out |= self.attack.fake(replies, liars, draw)
+                out |= self.attack.fake(replies, clients, draw)
         return out
 
 
@@ -379,12 +386,12 @@ class Sybils(Wrapper):
         return sorted([*self.fleet.clients(), *self.fakes])
 
     def keys(self) -> dict[ClientId, str]:
-        """Which key each holds."""
-        held = {c: f"key of {c}" for c in self.fleet.clients()} | self.fleet.keys()
-        return held | dict.fromkeys(self.fakes, held[self.client])
+        """The key of each client; all false names have the same."""
+        keys = {c: f"key of {c}" for c in self.fleet.clients()} | self.fleet.keys()
+        return keys | dict.fromkeys(self.fakes, keys[self.client])
 
     def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
-        """What they answer; under all its names the client answers the same."""
+        """The answers; the client gives the same one under all its names."""
         asked = {c: r for c, r in requests.items() if c not in self.fakes}
         own = [c for c in requests if c in self.fakes]
         if own and self.client not in asked:
@@ -396,38 +403,40 @@ class Sybils(Wrapper):
 
 
 def malicious_among(groups: Mapping[ClientId, int], share: float, seed: int) -> frozenset[ClientId]:
-    """Which clients lie: this share of each group, drawn at random.
+    """The malicious clients: this share of each group, chosen at random.
 
     >>> sorted(malicious_among({f"c{i}": i % 2 for i in range(10)}, share=0.4, seed=0))  # two of each group
     ['c0', 'c2', 'c7', 'c9']
     """
-    liars: list[ClientId] = []
+    malicious: list[ClientId] = []
     for group in sorted(set(groups.values())):
         members = sorted(c for c, g in groups.items() if g == group)
-        lot = rng(seed, 0, "liars", str(group)).permutation(len(members))[: int(share * len(members) + 0.5)]
-        liars += [members[i] for i in lot]
-    return frozenset(liars)
+        count = int(share * len(members) + 0.5)
+        order = rng(seed, 0, "liars", str(group)).permutation(len(members))
+        malicious += [members[i] for i in order[:count]]
+    return frozenset(malicious)
 
 
 def detection_rates(
-    clients: Sequence[Mapping[str, Any]], liars: frozenset[ClientId], before: Sequence[Mapping[str, Any]]
+    clients: Sequence[Mapping[str, Any]], malicious: frozenset[ClientId], before: Sequence[Mapping[str, Any]]
 ) -> dict[str, float]:
-    """How a filter has done so far, in simulation: the share of honest replies rejected, and of the liars' caught.
+    """How well a filter detects attacks, in simulation: the shares of honest and of malicious replies rejected so far.
 
     `clients` are the rows of this round, `before` the lines of history before it; shares are means over rounds.
 
     >>> row = {"try": 1, "replied": True}
-    >>> rows = [row | {"client": "ana", "rejected": False}, row | {"client": "liar", "rejected": True}]
-    >>> detection_rates(rows, frozenset({"liar"}), before=[])
+    >>> rows = [row | {"client": "ana", "rejected": False}, row | {"client": "eve", "rejected": True}]
+    >>> detection_rates(rows, frozenset({"eve"}), before=[])
     {'false_rejections': 0.0, 'caught': 1.0}
     """
     out = {}
     for name, wanted in (("false_rejections", False), ("caught", True)):
-        mine = [bool(r["rejected"]) for r in clients if r["try"] and r["replied"] and (r["client"] in liars) == wanted]
+        answered = [r for r in clients if r["try"] and r["replied"] and (r["client"] in malicious) == wanted]
         past = [row[name] for row in before if name in row]
-        if mine:
+        if answered:
             done = len(past)
-            out[name] = (done * past[-1] if past else 0.0) / (done + 1) + float(np.mean(mine)) / (done + 1)
+            share = float(np.mean([bool(r["rejected"]) for r in answered]))
+            out[name] = (done * past[-1] if past else 0.0) / (done + 1) + share / (done + 1)
         elif past:
             out[name] = past[-1]
     return out
@@ -438,14 +447,19 @@ def update_of(current: Arrays, reply: Reply) -> Arrays:
     return {k: reply.arrays[k].astype(np.float64) - v for k, v in current.items()}
 
 
+def scaled_update(reply: Reply, current: Arrays, scale: float) -> Arrays:
+    """`scale` times the update of a reply."""
+    return {k: scale * u for k, u in update_of(current, reply).items()}
+
+
 def spread_length(scale: float, current: Arrays, reply: Reply) -> float:
-    """What each number of an update is that has `scale` times the length of the reply's and is the same everywhere."""
+    """The size of each number in a constant update of `scale` times the length of the reply's update."""
     length = float(np.linalg.norm(flat(update_of(current, reply))))
     return scale * length / float(np.sqrt(max(1, len(flat(current)))))
 
 
 def mean_and_deviation(current: Arrays, honest: Mapping[ClientId, Reply]) -> tuple[Arrays, Arrays]:
-    """Mean and deviation of the liars' honest updates, number by number."""
+    """Mean and standard deviation of the malicious clients' honest updates, number by number."""
     updates = [update_of(current, honest[c]) for c in sorted(honest)]
     stacked = {k: np.stack([u[k] for u in updates]) for k in current}
     return {k: v.mean(0) for k, v in stacked.items()}, {k: v.std(0) for k, v in stacked.items()}
@@ -462,5 +476,5 @@ def farthest(bases: Sequence[Array], away: Array, updates: Sequence[Array]) -> f
 
 
 def with_update(reply: Reply, current: Arrays, update: Arrays) -> Reply:
-    """The reply with another update in it."""
+    """The reply with another update."""
     return replace(reply, arrays={k: cast_to(v + update[k], v.dtype) for k, v in current.items()})
