@@ -65,12 +65,12 @@ def test_its_settings_are_settings_and_chance_comes_from_the_run() -> None:
 def test_what_it_cannot_do_is_told_in_one_line() -> None:
     with pytest.raises(ConfigError, match=r"partition=DirichletPartitioner: .*'?alpha"):
         settle("DirichletPartitioner")(LABELS, clients=3, rng=rng(0, 0, "x"))
-    halves = build("partition", complete_part("partition", Part("test_partitioners:Halves")))
+    halves = build("partition", complete_part("partition", Part("test_flwr_partitioners:Halves")))
     with pytest.raises(ConfigError, match=r"^partition=Halves: it makes 2 clients; set clients=2$"):
         halves(LABELS, clients=3, rng=rng(0, 0, "x"))
-    with pytest.raises(ConfigError, match=r"it parts by 'hospital', and there are only labels"):
+    with pytest.raises(ConfigError, match=r"it divides by 'hospital', and there are only labels"):
         partition_by(flower.NaturalIdPartitioner("hospital"), LABELS, rng(0, 0, "x"))
-    with pytest.raises(ConfigError, match="it parts columns, not samples"):
+    with pytest.raises(ConfigError, match="it divides columns, not samples"):
         partition_by(flower.VerticalEvenPartitioner(2, shuffle=False), LABELS, rng(0, 0, "x"))
 
 

@@ -58,7 +58,7 @@ def test_users_of_leaf_are_the_clients_and_judge_by_their_own_samples(recipe: st
 def test_of_many_users_some_are_drawn_with_a_word(sets: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
     _, task = task_of("quickstart", data=sets["leaf"], partition="natural", clients=3)
     assert len(task.population) == 3
-    assert "3 of 4 are drawn; clients=4 takes all" in caplog.text
+    assert "3 of 4 users are sampled; clients=4 takes all" in caplog.text
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -1,8 +1,8 @@
-"""How the samples of one data set are dealt to clients, from all alike to each its own classes.
+"""How the samples of one data set are divided among clients: from i.i.d. to each client its own classes.
 
-A partition is a list of index arrays, one a client, sorted; every sample is in exactly one of them (only equal
-sizes that do not use up the set, rare classes, and users not drawn leave some out). All chance comes from the generator
-handed over.
+A partition is a list of sorted index arrays, one for each client. Every sample is in exactly one of them; only equal
+sizes that do not use up the set, rare classes, and users that are not selected leave some out. All randomness comes
+from the generator that is passed.
 """
 
 import heapq
@@ -33,11 +33,11 @@ from mutirao.partitioning.quantity_skew import quantity as quantity
 from mutirao.randomness import rng as stream
 
 DRAWS = 100  # tries before a Dirichlet partition is called impossible
-SAME = 1e100  # a larger alpha overflows, and is the same as this one: all clients alike
+LARGEST_ALPHA = 1e100  # a larger alpha overflows, and gives the same: all clients have the same distribution
 
 
 def iid(labels: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Indices]:
-    """Deal the shuffled samples out one by one: every client sees the same distribution, sizes differ by one at most.
+    """Assign shuffled samples evenly: all clients have the same distribution, and sizes differ by at most one.
 
     >>> [len(p) for p in iid([0, 0, 0, 1, 1, 1, 1], 3, np.random.default_rng(0))]
     [3, 2, 2]
@@ -59,17 +59,17 @@ def dirichlet(
     size: int | None = None,
     balance: bool = False,
 ) -> list[Indices]:
-    """Skew the labels by a Dirichlet distribution: small `alpha`, few classes a client; large `alpha`, all alike.
+    """Skew the labels by a Dirichlet distribution: small `alpha`, few classes a client; large `alpha`, i.i.d.
 
     Class c is split by p_c ~ Dir(alpha 1_K) over the K clients (Yurochkin et al., "Bayesian Nonparametric
     Federated Learning of Neural Networks", ICML 2019; Li et al., "Federated Learning on Non-IID Data Silos",
-    ICDE 2022), drawn again while a client has fewer than `min_size` samples. With `balance`, as in the code of both, a
-    client that has n / K of the n samples gets none of the classes that come after, and p_c is renormalised.
+    ICDE 2022), sampled again while a client has fewer than `min_size` samples. With `balance`, as in the code of both,
+    a client that has n / K of the n samples gets none of the classes that come after, and p_c is renormalised.
 
-    With `size` each client has exactly so many: client k draws them, without replacement, by its own
+    With `size` each client has exactly so many: client k samples them without replacement by its own
     q_k ~ Dir(alpha C p), where p are the shares of the C classes, so alpha 1_C if these are equal; a class that
     runs out is left out and the others renormalised (Hsu et al., "Measuring the Effects of Non-Identical Data
-    Distribution", 2019, where the concentration alpha C has the name alpha). What is left over is in no client.
+    Distribution", 2019, where the concentration alpha C has the name alpha). Samples left over belong to no client.
 
     >>> y = np.repeat(np.arange(10), 100)
     >>> parts = dirichlet(y, 20, 0.5, np.random.default_rng(0))
@@ -92,9 +92,10 @@ def dirichlet(
         )
     order, per_class = order_by_class(y, rng)
     if size is not None:
-        return _draw_equal_sizes(order, per_class, clients, min(alpha, SAME), rng, size)
+        return _draw_equal_sizes(order, per_class, clients, min(alpha, LARGEST_ALPHA), rng, size)
     for _ in range(DRAWS):
-        counts = (_balance_classes if balance else _split_classes)(per_class, clients, min(alpha, SAME), rng)
+        split = _balance_classes if balance else _split_classes
+        counts = split(per_class, clients, min(alpha, LARGEST_ALPHA), rng)
         if counts.sum(0).min() >= min_size:
             return rows_by_owner(order, np.repeat(np.tile(np.arange(clients), len(per_class)), counts.ravel()), clients)
     raise ConfigError(
@@ -135,16 +136,16 @@ def by_class(
     order: Literal["drawn", "sorted"] = "drawn",
     sets: int = 0,
 ) -> list[Indices]:
-    """Deal the classes into `sets` sets of `classes` (0: as few as hold all), each shared by equally many clients.
+    """Divide the classes into `sets` sets of `classes` (0: as few as hold all), each shared by equally many clients.
 
     Ten classes in pairs and ten clients: five pairs, two clients each. Clients with one set have the same
     distribution and clients with different sets have nothing in common: the clearest groups there can be
     (the pathological case of McMahan et al., AISTATS 2017, made exact). Which classes make a set, and which clients
-    share it, is `drawn`; or they are `sorted`: classes 0 and 1 to the first two clients, and so on.
+    share it, is random (`drawn`); or they are `sorted`: classes 0 and 1 to the first two clients, and so on.
 
     Sets that hold more than all classes together overlap, as evenly as can be: of C classes in a ring, set s holds
     `classes` in a row from floor(s C / sets) on. The samples of a class are then shared by the clients of all sets that
-    it is in, and clients with one set still have the same distribution: they are the true groups.
+    it is in, and clients with one set still have the same distribution: these are the true groups.
 
     >>> y = np.repeat(np.arange(10), 60)
     >>> summary = describe(y, by_class(y, 10, np.random.default_rng(0)))
@@ -169,8 +170,9 @@ def by_class(
             f"partition=by_class: {sets} sets of {classes} classes cannot be shared by {clients} clients evenly; "
             f"take a multiple of {sets} clients, such as {near}"
         )
-    deal = np.arange if order == "sorted" else rng.permutation
-    rank, members = deal(total), deal(clients).reshape(sets, -1)
+    arrange = np.arange if order == "sorted" else rng.permutation
+    rank = arrange(total)
+    members = arrange(clients).reshape(sets, -1)
     first = np.arange(sets) * total // sets  # the rank that a set begins with
     owners = [members[(rank[c] - first) % total < classes].ravel() for c in range(total)]
     return _split_among_owners("by_class", y, rows, per_class, owners, clients)
@@ -179,8 +181,8 @@ def by_class(
 def k_classes(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, classes: int = 2) -> list[Indices]:
     """Give each client a random set of `classes` classes; the samples of a class are shared evenly by its owners.
 
-    Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022 (there #C = k). Sets overlap as chance has
-    it; every class has an owner, so no sample is left out.
+    Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022 (there #C = k). Sets overlap at
+    random; every class has an owner, so no sample is left out.
 
     >>> y = np.repeat(np.arange(10), 60)
     >>> np.unique(describe(y, k_classes(y, 30, np.random.default_rng(0), classes=3)).classes_per_client)
@@ -198,9 +200,10 @@ def k_classes(labels: npt.ArrayLike, clients: int, rng: np.random.Generator, cla
         )
     has = np.zeros((clients, total), bool)
     np.put_along_axis(has, rng.permuted(np.tile(np.arange(total), (clients, 1)), axis=1)[:, :classes], True, axis=1)
-    for orphan in np.flatnonzero(~has.any(0)):  # a class nobody drew takes the place of one that has several owners
+    for orphan in np.flatnonzero(~has.any(0)):  # a class without an owner replaces one that has several
         client, spare = rng.choice(np.argwhere(has & (has.sum(0) > 1)))
-        has[client, spare], has[client, orphan] = False, True
+        has[client, spare] = False
+        has[client, orphan] = True
     owners = [rng.permutation(np.flatnonzero(has[:, c])) for c in range(total)]
     return _split_among_owners("k_classes", y, order, per_class, owners, clients)
 
@@ -213,14 +216,14 @@ def rare(
     holders: int = 3,
     alpha: float = 0.5,
 ) -> list[Indices]:
-    """Give each of `classes` random classes to `holders` clients only, which have nothing else.
+    """Give each of `classes` random classes to `holders` clients only, which have no other class.
 
-    A holder has n // `clients` of the n samples, or an even share of its class if that is less. All others deal the
-    other classes by `dirichlet` with as equal sizes. What is left over, most of the rare classes, is in no client.
+    Such a client has n // `clients` of the n samples, or an even share of its class if that is less. The other clients
+    get the other classes by `dirichlet` with equal sizes. Samples left over, most of the rare classes, belong to none.
 
     >>> y = np.repeat(np.arange(10), 100)
-    >>> dealt = describe(y, rare(y, 20, np.random.default_rng(0)))
-    >>> np.sort((dealt.counts > 0).sum(0)).tolist()[:2], int(dealt.sizes.min()), int(dealt.sizes.max())
+    >>> summary = describe(y, rare(y, 20, np.random.default_rng(0)))
+    >>> np.sort((summary.counts > 0).sum(0)).tolist()[:2], int(summary.sizes.min()), int(summary.sizes.max())
     ([3, 3], 33, 50)
     """
     y = check_labels(labels, clients)
@@ -232,11 +235,13 @@ def rare(
             f"partition=rare: {classes} of {len(names)} classes with {count_of(holders, 'holder')} each among "
             f"{count_of(clients, 'client')} leave no other class or no other client"
         )
-    size, order = len(y) // clients, rng.permutation(clients)
-    drawn = rng.permutation(names)[:classes]
-    rest, others = np.flatnonzero(~np.isin(y, drawn)), order[classes * holders :].tolist()
+    size = len(y) // clients
+    order = rng.permutation(clients)
+    rare_classes = rng.permutation(names)[:classes]
+    rest = np.flatnonzero(~np.isin(y, rare_classes))
+    others = order[classes * holders :].tolist()
     parts: dict[int, Indices] = {}
-    for i, name in enumerate(drawn):
+    for i, name in enumerate(rare_classes):
         rows = rng.permutation(np.flatnonzero(y == name))[: holders * size]
         parts |= zip(order[i * holders : (i + 1) * holders].tolist(), np.array_split(rows, holders), strict=True)
     size = min(size, len(rest) // len(others))
@@ -252,8 +257,8 @@ def rare(
 def by_key(keys: npt.ArrayLike, clients: int | None = None, rng: np.random.Generator | None = None) -> list[Indices]:
     """Make each distinct key (a hospital, a slide, a user) a client, in the order of the sorted keys.
 
-    With fewer `clients` than keys, whole keys are dealt to them, the largest first, each to the client that
-    has the fewest samples so far; `rng` decides between keys of equal size.
+    With fewer `clients` than keys, whole keys are assigned, the largest first, each to the client with the fewest
+    samples so far; `rng` decides between keys of equal size.
 
     >>> by_key(["rio", "sul", "rio", "ana"])
     [array([3]), array([0, 2]), array([1])]
@@ -269,29 +274,29 @@ def by_key(keys: npt.ArrayLike, clients: int | None = None, rng: np.random.Gener
         raise ConfigError(f"partition=by_key: {clients} clients cannot share {len(names)} distinct keys; {right}")
     sizes = np.bincount(key, minlength=len(names))
     shuffled = np.arange(len(names)) if rng is None else rng.permutation(len(names))
-    holder = np.empty(len(names), np.intp)
+    owner = np.empty(len(names), np.intp)
     loads = [(0, client) for client in range(clients)]
     for k in shuffled[np.argsort(-sizes[shuffled], kind="stable")]:
         load, client = loads[0]
-        holder[k] = client
+        owner[k] = client
         heapq.heapreplace(loads, (load + int(sizes[k]), client))
-    return rows_by_owner(np.arange(len(key)), holder[key], clients)
+    return rows_by_owner(np.arange(len(key)), owner[key], clients)
 
 
 def natural(owners: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Indices]:
-    """Make each user a client, in the order of their sorted names; `clients` of them, drawn, if there are more.
+    """Make each user a client, in the order of their sorted names; `clients` of them at random if there are more.
 
     >>> natural(["rosa", "ana", "rosa"], 2, np.random.default_rng(0))
     [array([1]), array([0, 2])]
     """
     parts = by_key(check_labels(owners, clients, "owners"))
     if (n := len(parts)) > clients:
-        logging.getLogger("mutirao").warning("natural: %d of %d are drawn; clients=%d takes all", clients, n, n)
+        logging.getLogger("mutirao").warning("natural: %d of %d users are sampled; clients=%d takes all", clients, n, n)
     return [parts[i] for i in np.sort(rng.permutation(len(parts))[:clients])]
 
 
 def sample_like(labels: npt.NDArray[Any], mine: npt.NDArray[Any], most: int, rng: np.random.Generator) -> Indices:
-    """At most so many of the samples with `labels`, in which classes have the shares they have in `mine`.
+    """At most `most` of the samples with `labels`, with the class shares of `mine`.
 
     >>> labels = np.repeat([0, 1, 2], 4)
     >>> labels[sample_like(labels, np.array([0, 0, 0, 2]), 4, np.random.default_rng(0))]
@@ -301,13 +306,13 @@ def sample_like(labels: npt.NDArray[Any], mine: npt.NDArray[Any], most: int, rng
         return np.zeros(0, np.intp)
     classes, counts = np.unique(mine, return_counts=True)
     wanted = np.round(most * counts / counts.sum()).astype(int)
-    wanted[counts.argmax()] = max(1, wanted[counts.argmax()])  # whoever has samples is judged by one at least
+    wanted[counts.argmax()] = max(1, wanted[counts.argmax()])  # a client with samples is evaluated on at least one
     found = [rng.permutation(np.flatnonzero(labels == c))[:k] for c, k in zip(classes, wanted, strict=True)]
     return np.sort(np.concatenate(found))
 
 
 def largest_similar_size(labels: npt.NDArray[Any], mine: npt.NDArray[Any], most: int) -> int:
-    """How many samples with `labels` there are, up to `most`, if classes are to have the shares they have in `mine`.
+    """The largest number of samples with `labels`, up to `most`, that can have the class shares of `mine`.
 
     A class with share s of which there are a allows a / s; one that is not among `labels` at all does not count.
 
@@ -316,14 +321,15 @@ def largest_similar_size(labels: npt.NDArray[Any], mine: npt.NDArray[Any], most:
     """
     classes, counts = np.unique(mine, return_counts=True)
     there = np.array([np.count_nonzero(labels == c) for c in classes])
-    kept, there = counts[there > 0], there[there > 0]
+    kept = counts[there > 0]
+    there = there[there > 0]
     return max(1, int(min([float(most), *(there * kept.sum() / kept)])))
 
 
 def split_test_set(
     labels: npt.NDArray[Any], parts: Sequence[Indices], tests: npt.NDArray[Any], seed: int, most: int = 100
 ) -> list[Indices]:
-    """Rows of a test set with labels `tests` for each client, in the shares of its own classes; some may be shared.
+    """Rows of a test set with labels `tests` for each client, with its own class shares; rows may be shared.
 
     >>> labels, tests = np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])
     >>> split_test_set(labels, [np.array([0, 1]), np.array([2, 3])], tests, seed=0)  # a client's own classes
@@ -352,18 +358,18 @@ def _split_classes(per_class: Counts, clients: int, alpha: float, rng: np.random
     cuts = np.floor(np.cumsum(shares, axis=1) * per_class[:, None] + 1e-9).astype(np.int64)
     cuts[:, -1] = per_class
     counts = np.diff(cuts, axis=1, prepend=0)
-    # Rounding at the cuts favours some places in the row; shuffled rows favour nobody.
+    # Rounding at the cuts favours some places in the row; shuffled rows favour no client.
     return np.asarray(rng.permuted(counts, axis=1))
 
 
 def _balance_classes(per_class: Counts, clients: int, alpha: float, rng: np.random.Generator) -> Counts:
-    """The same, but who has an even share of all samples gets no more."""
+    """The same, but a client with an even share of all samples gets no more."""
     shares = rng.dirichlet(np.full(clients, alpha), size=len(per_class))
     counts = np.zeros(shares.shape, np.int64)
     for c, many in enumerate(per_class):
         open_ = counts.sum(0) * clients < per_class.sum()
         mine = np.where(open_, shares[c], 0.0)
-        if not mine.sum() > 0:  # only those were drawn that have enough
+        if not mine.sum() > 0:  # all clients with a share have enough samples
             mine = open_.astype(np.float64)
         cuts = np.floor(np.cumsum(mine / mine.sum()) * many + 1e-9).astype(np.int64)
         cuts[-1] = many
@@ -374,20 +380,21 @@ def _balance_classes(per_class: Counts, clients: int, alpha: float, rng: np.rand
 def _draw_equal_sizes(
     order: Indices, per_class: Counts, clients: int, alpha: float, rng: np.random.Generator, size: int
 ) -> list[Indices]:
-    """Each client in turn, in random order, draws `size` samples by a label distribution of its own."""
+    """Each client in turn, in random order, samples `size` rows by a label distribution of its own."""
     shares = rng.dirichlet(alpha * len(per_class) * per_class / per_class.sum(), size=clients)
     left = per_class.copy()
     owner = np.full(len(order), -1, np.intp)
     ends = np.cumsum(per_class)
     for client in rng.permutation(clients):
-        need, before = size, left.copy()
+        need = size
+        before = left.copy()
         while need:
             open_ = np.where(left > 0, shares[client], 0.0)
-            if not open_.sum() > 0:  # it wanted only classes that ran out: it takes from what is left, as it comes
+            if not open_.sum() > 0:  # all its classes ran out: the rest comes from all classes that are left
                 open_ = left / left.sum()
-            drawn = np.minimum(rng.multinomial(need, open_ / open_.sum()), left)
-            left -= drawn
-            need -= int(drawn.sum())
+            sampled = np.minimum(rng.multinomial(need, open_ / open_.sum()), left)
+            left -= sampled
+            need -= int(sampled.sum())
         for c in np.flatnonzero(before > left):
             owner[ends[c] - before[c] : ends[c] - left[c]] = client
     return rows_by_owner(order, owner, clients)
@@ -396,9 +403,10 @@ def _draw_equal_sizes(
 def _split_among_owners(
     name: str, y: npt.NDArray[Any], order: Indices, per_class: Counts, owners: Sequence[Indices], clients: int
 ) -> list[Indices]:
-    """Deal the samples of each class evenly to its owners; a client never goes without a class of its own."""
-    dealt: list[Indices] = []
-    spare = np.zeros(clients, np.int64)  # who has had more than an even share so far comes last for the next odd sample
+    """Split the samples of each class evenly among its owners; each owner gets at least one."""
+    assigned: list[Indices] = []
+    # Clients that have had more than an even share so far come last for the next odd sample.
+    spare = np.zeros(clients, np.int64)
     for many, who, first in zip(per_class, owners, np.cumsum(per_class) - per_class, strict=True):
         if many < len(who):
             raise ConfigError(
@@ -406,6 +414,6 @@ def _split_among_owners(
                 f"clients; take fewer clients"
             )
         turn = who[np.argsort(spare[who], kind="stable")]
-        dealt.append(turn[np.arange(many) % len(who)])
+        assigned.append(turn[np.arange(many) % len(who)])
         spare[turn[: many % len(who)]] += 1
-    return rows_by_owner(order, np.concatenate(dealt), clients)
+    return rows_by_owner(order, np.concatenate(assigned), clients)

@@ -1,4 +1,4 @@
-"""What all ways to deal samples share: labels that are looked at first, and the rows of each owner."""
+"""What all partitions share: checks of labels, and the rows of each client."""
 
 from itertools import pairwise
 from typing import Any
@@ -13,7 +13,7 @@ Counts = npt.NDArray[np.int64]
 
 
 def check_labels(labels: npt.ArrayLike, clients: int, what: str = "labels") -> npt.NDArray[Any]:
-    """Labels as a vector, once it is sure that there are some and somebody to have them."""
+    """Labels as a vector; ConfigError if there are none, or no client."""
     values = np.asarray(labels)
     if values.ndim != 1 or not len(values):
         raise ConfigError(f"partition: {what} must be a list with one value a sample, this has shape {values.shape}")
@@ -28,7 +28,7 @@ def check_least(name: str, value: int, least: int) -> None:
 
 
 def rows_by_owner(samples: Indices, owners: npt.NDArray[np.integer[Any]], clients: int) -> list[Indices]:
-    """The samples of each client, sorted, given the owner of each; a negative owner is nobody."""
+    """The samples of each client, sorted, given the owner of each; samples with a negative owner belong to none."""
     owner = np.empty(len(samples), np.intp)
     owner[samples] = owners
     order = np.argsort(owner, kind="stable")

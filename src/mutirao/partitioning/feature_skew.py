@@ -1,7 +1,7 @@
-"""Feature skew: clients whose labels are alike and whose inputs are ever noisier, from the first client to the last.
+"""Feature skew: clients have the same label distribution, and inputs with more noise from the first to the last.
 
-A partition deals rows, and noise changes what stands in them; so `noise` deals them, and whoever holds the inputs
-changes them with `disturb_rows`. Recipes that cannot do that refuse it by name.
+A partition assigns rows, and noise changes their contents. So `noise` assigns the rows, and the recipe that reads the
+inputs adds the noise with `disturb_rows`. Recipes that cannot do that refuse this partition by name.
 """
 
 import math
@@ -17,13 +17,13 @@ from mutirao.randomness import rng as stream
 
 Floats = npt.NDArray[np.float64]
 Form = Literal["paper", "code"]
-WHITE = 255.0  # pictures of bytes are numbers from 0 to 1, times this
+WHITE = 255.0  # images of bytes are numbers from 0 to 1, times this
 
 
 def noise(
     labels: npt.ArrayLike, clients: int, rng: np.random.Generator, sigma: float = 0.1, form: Form = "paper"
 ) -> list[Indices]:
-    """Deal samples evenly, labels alike; client i of N then has Gaussian noise of variance sigma i / N on its inputs.
+    """Assign samples i.i.d. in their labels; client i of N then has Gaussian noise of variance sigma i / N on its inputs.
 
     Li, Diao, Chen and He, "Federated Learning on Non-IID Data Silos", ICDE 2022: noise-based feature imbalance. Their
     code has noise of *deviation* sigma (i - 1) / (N - 1) instead, which is much less: `form="code"`.
@@ -32,7 +32,7 @@ def noise(
     [3, 2, 2]
     """
     y = check_labels(labels, clients)
-    deviations(clients, sigma, form)  # refuses what cannot be
+    deviations(clients, sigma, form)  # this checks sigma
     if clients > len(y):
         raise ConfigError(
             f"partition=noise: {len(y)} samples are not enough for {clients} clients; take at most {len(y)}"
@@ -54,14 +54,16 @@ def deviations(clients: int, sigma: float = 0.1, form: Form = "paper") -> Floats
 
 
 def noise_levels(name: str, settings: Mapping[str, Any], clients: int) -> tuple[float, ...]:
-    """The deviation of the noise on each client's inputs that a partition of that name asks for; none of others."""
+    """The standard deviations of the noise on the clients' inputs; empty for other partitions than `noise`."""
     return tuple(deviations(clients, **settings).tolist()) if name == "noise" else ()
 
 
 def disturb(x: npt.NDArray[Any], deviation: float, rng: np.random.Generator) -> npt.NDArray[np.float32]:
-    """x + deviation z with z ~ N(0, 1), as float32; of pictures of bytes, noise on a scale from 0 to 1, uncut."""
+    """x + deviation z with z ~ N(0, 1), as float32; for images of bytes on a scale from 0 to 1, without clipping."""
     if x.dtype.kind != "f" and x.dtype != np.uint8:
-        raise ConfigError(f"partition=noise: inputs are {x.dtype}, and noise goes on numbers or on pictures of bytes")
+        raise ConfigError(
+            f"partition=noise: inputs are {x.dtype}; noise needs floating-point numbers or images of bytes"
+        )
     wide = np.float32(deviation * (WHITE if x.dtype == np.uint8 else 1.0))
     return x.astype(np.float32) + wide * rng.standard_normal(x.shape, np.float32)
 
@@ -69,7 +71,7 @@ def disturb(x: npt.NDArray[Any], deviation: float, rng: np.random.Generator) -> 
 def disturb_rows(levels: Sequence[float], seed: int, parts: Sequence[Indices], x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """All inputs with each client's noise on its own rows: one copy for all clients, as no row belongs to two.
 
-    Without levels they are as they were.
+    Without levels they are unchanged.
     """
     if not levels:
         return x
@@ -81,5 +83,5 @@ def disturb_rows(levels: Sequence[float], seed: int, parts: Sequence[Indices], x
 
 
 def disturb_test(levels: Sequence[float], seed: int, client: int, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The test inputs of a client with noise of its own level; without levels they are as they were."""
+    """The test inputs of a client with noise of its own level; unchanged without levels."""
     return disturb(x, levels[client], stream(seed, 0, "noise of test", str(client))) if levels else x

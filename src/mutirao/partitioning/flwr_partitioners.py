@@ -1,8 +1,8 @@
-"""Partitioners of flwr-datasets as partitions of ours: by a dotted path as a setting, or as an object from Python.
+"""Partitioners of flwr-datasets as partitions: by a dotted path as a setting, or as an object from Python.
 
-They part a Hugging Face Dataset by one of its columns and take their chance from a seed of their own. Here that Dataset
-has the labels in its column and the number of each row beside it, shuffled first, as FederatedDataset does.
-flwr-datasets need not be installed: whatever has its methods is one.
+They divide a Hugging Face Dataset by one of its columns, with a seed of their own. Here that Dataset has the labels in
+its column and the number of each row beside it, shuffled first, as FederatedDataset does. flwr-datasets need not be
+installed: any object with the methods of a partitioner will do.
 """
 
 import copy
@@ -17,8 +17,12 @@ from mutirao.errors import ConfigError
 
 Indices = npt.NDArray[np.intp]
 
-LABELS = ("label", "labels", "y", "target")  # what the column of labels may be called
-HANDED_OVER = {"num_partitions": "clients", "partition_by": "labels", "seed": "rng"}  # what comes from whoever deals
+LABELS = ("label", "labels", "y", "target")  # possible names of the column of labels
+HANDED_OVER = {
+    "num_partitions": "clients",
+    "partition_by": "labels",
+    "seed": "rng",
+}  # arguments that the partition fills in
 ROW = "__row__"
 
 
@@ -37,7 +41,7 @@ def adapt(found: Any) -> Any:
     own = [p for name, p in takes.parameters.items() if name not in HANDED_OVER]
 
     class Adapted:
-        """A partition that asks a partitioner of flwr-datasets."""
+        """A partition that calls a partitioner of flwr-datasets."""
 
         __signature__ = takes.replace(parameters=own, return_annotation=takes.empty)
 
@@ -46,8 +50,8 @@ def adapt(found: Any) -> Any:
             self.settings = settings
 
         def __call__(self, labels: npt.ArrayLike, clients: int, rng: np.random.Generator) -> list[Indices]:
-            offers = {"num_partitions": clients, "partition_by": LABELS[0], "seed": int(rng.integers(2**31))}
-            given = {k: v for k, v in offers.items() if k in takes.parameters} | self.settings
+            available = {"num_partitions": clients, "partition_by": LABELS[0], "seed": int(rng.integers(2**31))}
+            given = {k: v for k, v in available.items() if k in takes.parameters} | self.settings
             parts = partition_by(make_partitioner(found, given), np.asarray(labels), rng)
             if len(parts) != clients:
                 raise ConfigError(
@@ -57,12 +61,13 @@ def adapt(found: Any) -> Any:
 
     names = {p.name for p in own}
     Adapted.__init__.__annotations__ = {k: v for k, v in found.__init__.__annotations__.items() if k in names}
-    Adapted.__name__, Adapted.__module__ = found.__name__, found.__module__
+    Adapted.__name__ = found.__name__
+    Adapted.__module__ = found.__module__
     return Adapted
 
 
 def make_partitioner(make: Callable[..., Any], given: dict[str, Any]) -> Any:
-    """A partitioner; ConfigError with its own words if these settings cannot be."""
+    """A partitioner; ConfigError with its own message if it refuses the settings."""
     try:
         return make(**given)
     except (TypeError, ValueError) as error:
@@ -70,25 +75,25 @@ def make_partitioner(make: Callable[..., Any], given: dict[str, Any]) -> Any:
 
 
 def partition_by(partitioner: Any, labels: npt.NDArray[Any], rng: np.random.Generator) -> list[Indices]:
-    """Who gets which rows, as a partitioner says; it is left as it was."""
+    """The rows of each client by a partitioner, which stays unchanged."""
     name = type(partitioner).__name__
     by = getattr(partitioner, "_partition_by", LABELS[0])
     if by not in LABELS:
-        right = f"use partition_by={LABELS[0]!r}, or client= for a column that says whose a row is"
-        raise ConfigError(f"partition={name}: it parts by {by!r}, and there are only labels to part by; {right}")
+        right = f"use partition_by={LABELS[0]!r}, or client= for a column with the client of each row"
+        raise ConfigError(f"partition={name}: it divides by {by!r}, and there are only labels; {right}")
     try:
         from datasets import Dataset
     except ImportError as error:
         raise ConfigError(f"partition={name}: it needs Hugging Face's datasets; install flwr-datasets") from error
     order = rng.permutation(len(labels))
-    mine = copy.deepcopy(partitioner)  # it takes one data set in its life
+    mine = copy.deepcopy(partitioner)  # a partitioner takes one data set only
     try:
         mine.dataset = Dataset.from_dict({by: labels[order], ROW: order})
         parts = [mine.load_partition(i) for i in range(mine.num_partitions)]
-    except Exception as error:  # whatever it finds wrong with the data or with its settings
+    except Exception as error:  # it may raise anything about the data or its settings
         raise ConfigError(f"partition={name}: {' '.join(str(error).split())[:300]}") from error
     if any(ROW not in part.column_names for part in parts):
-        raise ConfigError(f"partition={name}: it parts columns, not samples")
+        raise ConfigError(f"partition={name}: it divides columns, not samples")
     rows = [np.sort(np.asarray(part[ROW][:], np.intp)) for part in parts]
     if empty := [i for i, part in enumerate(rows) if not len(part)]:
         raise ConfigError(f"partition={name}: client {empty[0]} gets no samples; take fewer clients")

@@ -1,4 +1,4 @@
-"""How unlike the clients of a partition are: who has how much of what, and the figures people quote of it."""
+"""How heterogeneous a partition is: samples and classes of each client, and the usual measures."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from mutirao.errors import ConfigError
 from mutirao.metrics import gini
 from mutirao.partitioning.base import Counts, check_labels, count_of
 
-SAMPLES = "samples"  # what all samples count as where labels are no classes
+SAMPLES = "samples"  # the one class of all samples where labels are no classes
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +20,7 @@ class PartitionSummary:
     """How the classes are divided among clients: `counts` has a row for each client and a column for each class.
 
     `distances` are the total variation distances 1/2 sum_c |p_kc - p_c| between the labels of client k and
-    those of the whole set: 0 if they are alike, towards 1 - 1/C if client k has one of C equal classes
+    those of the whole set: 0 if they are the same, towards 1 - 1/C if client k has one of C equal classes
     (NaN for a client without samples).
 
     >>> summary = describe([0, 0, 1, 1], [[0, 1, 2], [3]])
@@ -33,7 +33,7 @@ class PartitionSummary:
     counts: Counts
     distances: npt.NDArray[np.float64]
     left_out: int
-    clients: tuple[str, ...] = ()  # what they are called; none: by their numbers
+    clients: tuple[str, ...] = ()  # names of the clients; empty: their numbers
 
     @property
     def sizes(self) -> Counts:
@@ -61,7 +61,7 @@ class PartitionSummary:
 
     @property
     def entropies(self) -> npt.NDArray[np.float64]:
-        """The label entropy -sum_c p_kc log2 p_kc of each client, in bits: 0 is one class, log2 C all alike."""
+        """The label entropy -sum_c p_kc log2 p_kc of each client, in bits: 0 is one class, log2 C all equal."""
         shares = class_shares(self.counts)
         logs = np.log2(shares, out=np.zeros_like(shares), where=shares > 0)
         return np.asarray(0.0 - (shares * logs).sum(1))  # never -0
@@ -69,12 +69,14 @@ class PartitionSummary:
     @property
     def size_ratio(self) -> float:
         """The samples of the largest client by those of the smallest; infinite if that has none."""
-        most, least = float(self.sizes.max()), float(self.sizes.min())
+        most = float(self.sizes.max())
+        least = float(self.sizes.min())
         return most / least if least else math.inf
 
     def figures(self) -> dict[str, Any]:
-        """What people quote of a partition, by name; None is an infinite ratio."""
-        sizes, kinds = self.sizes, self.classes_per_client
+        """The usual measures of a partition, by name; an infinite ratio is None."""
+        sizes = self.sizes
+        kinds = self.classes_per_client
         return {
             "clients": len(sizes),
             "samples": int(sizes.sum()),
@@ -96,7 +98,9 @@ class PartitionSummary:
         }
 
     def __str__(self) -> str:
-        sizes, kinds, total = self.sizes, self.classes_per_client, len(self.classes)
+        sizes = self.sizes
+        kinds = self.classes_per_client
+        total = len(self.classes)
         empty = int(np.count_nonzero(sizes == 0))
         lines = [
             f"{count_of(len(sizes), 'client')}, {count_of(int(sizes.sum()), 'sample')} of "
@@ -112,7 +116,7 @@ class PartitionSummary:
 
 
 def describe(labels: npt.ArrayLike, parts: Sequence[npt.ArrayLike]) -> PartitionSummary:
-    """Count what each client has, and how far that is from the whole.
+    """Count the samples of each client and class, and compare them with the whole set.
 
     >>> print(describe([0, 0, 1, 1], [[0, 1], [2, 3]]))
     2 clients, 4 samples of 2 classes
@@ -124,8 +128,8 @@ def describe(labels: npt.ArrayLike, parts: Sequence[npt.ArrayLike]) -> Partition
     if not parts:
         raise ConfigError("a partition without clients cannot be described")
     counts = np.stack([np.bincount(y[np.asarray(p, np.intp)], minlength=len(names)) for p in parts]).astype(np.int64)
-    whole = np.bincount(y, minlength=len(names)) / len(y)
-    distances = np.abs(class_shares(counts) - whole).sum(1) / 2
+    overall = np.bincount(y, minlength=len(names)) / len(y)
+    distances = np.abs(class_shares(counts) - overall).sum(1) / 2
     return PartitionSummary(tuple(names.tolist()), counts, distances, len(y) - int(counts.sum()))
 
 
@@ -136,6 +140,6 @@ def class_shares(counts: Counts) -> npt.NDArray[np.float64]:
 
 
 def mean_of_known(values: npt.NDArray[np.float64]) -> float:
-    """The mean of what is known; 0 if nothing is."""
+    """The mean of the values that are not NaN; 0 if there is none."""
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else 0.0

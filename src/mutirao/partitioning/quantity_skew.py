@@ -1,4 +1,4 @@
-"""Quantity skew: clients with the same labels and very different numbers of samples."""
+"""Quantity skew: clients with the same label distribution and very different numbers of samples."""
 
 import math
 
@@ -8,18 +8,18 @@ import numpy.typing as npt
 from mutirao.errors import ConfigError
 from mutirao.partitioning.base import Counts, Indices, check_labels, check_least, rows_by_owner
 
-DRAWS = 10_000  # of sizes alone, which cost next to nothing
-AT_ONCE = 1 << 20  # numbers drawn at a time
-SAME = 1e100  # a larger beta overflows, and is the same as this one: all clients alike
+DRAWS = 10_000  # of sizes alone, which are cheap
+AT_ONCE = 1 << 20  # numbers sampled at a time
+LARGEST_BETA = 1e100  # a larger beta overflows, and gives the same: equal sizes
 
 
 def quantity(
     labels: npt.ArrayLike, clients: int, rng: np.random.Generator, beta: float = 0.5, min_size: int = 1
 ) -> list[Indices]:
-    """Skew the sizes by a Dirichlet distribution and leave the labels alike: small `beta`, a few clients have most.
+    """Skew the sizes by a Dirichlet distribution and not the labels: small `beta`, a few clients have most.
 
     Of n shuffled samples client k of K gets those from n (q_1 + ... + q_(k-1)) to n (q_1 + ... + q_k), with
-    q ~ Dir(beta 1_K), drawn again while a client has fewer than `min_size` samples (Li, Diao, Chen and He, "Federated
+    q ~ Dir(beta 1_K), sampled again while a client has fewer than `min_size` samples (Li, Diao, Chen and He, "Federated
     Learning on Non-IID Data Silos", ICDE 2022; there `min_size` is 10).
 
     >>> sizes = [len(p) for p in quantity(np.zeros(1000), 5, np.random.default_rng(0))]
@@ -35,7 +35,7 @@ def quantity(
             f"partition=quantity: {clients} clients of {min_size} samples need {clients * min_size} samples, there are "
             f"{len(y)}; take at most {len(y) // min_size} clients"
         )
-    sizes = draw_sizes(len(y), clients, min(beta, SAME), min_size, rng)
+    sizes = draw_sizes(len(y), clients, min(beta, LARGEST_BETA), min_size, rng)
     if sizes is None:
         raise ConfigError(
             f"partition=quantity: in {DRAWS:,} draws with beta={beta:g} some of the {clients} clients always had fewer "
@@ -45,7 +45,7 @@ def quantity(
 
 
 def draw_sizes(samples: int, clients: int, beta: float, least: int, rng: np.random.Generator) -> Counts | None:
-    """The first sizes drawn of which none is below `least`; None if there are none in so many draws."""
+    """The first sampled sizes of which none is below `least`; None if DRAWS draws give none."""
     left = DRAWS
     while left:
         rows = min(left, max(1, AT_ONCE // clients))
