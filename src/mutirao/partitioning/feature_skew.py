@@ -23,7 +23,7 @@ WHITE = 255.0  # images of bytes are numbers from 0 to 1, times this
 def noise(
     labels: npt.ArrayLike, clients: int, rng: np.random.Generator, sigma: float = 0.1, form: Form = "paper"
 ) -> list[Indices]:
-    """Assign samples i.i.d. in their labels; client i of N then has Gaussian noise of variance sigma i / N on its inputs.
+    """Assign samples i.i.d. by label; client i of N then has Gaussian noise of variance sigma i / N on its inputs.
 
     Li, Diao, Chen and He, "Federated Learning on Non-IID Data Silos", ICDE 2022: noise-based feature imbalance. Their
     code has noise of *deviation* sigma (i - 1) / (N - 1) instead, which is much less: `form="code"`.
