@@ -103,7 +103,7 @@ def test_two_rounds(recipe: str, select: str, aggregate: str) -> None:
             next(iter(found.flow(LocalFleet(task.handler, task.population), config, task, run)))
         return
     if recipe == "groups" and aggregate in STALE:
-        with pytest.raises(ConfigError, match="does not wait for all clients, and groups do"):
+        with pytest.raises(ConfigError, match="does not wait for all clients, but groups do"):
             next(iter(found.flow(LocalFleet(task.handler, task.population), config, task, run)))
         return
     rounds = list(found.flow(LocalFleet(task.handler, task.population), config, task, run))

@@ -58,19 +58,23 @@ def test_two_rounds_of_every_recipe(recipe: str, cluster: dict[str, Any]) -> Non
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("online", {"cluster": "auto"}, "cluster=auto: the flow of this recipe has one model for all; use none"),
-    ("quickstart", {"regroup": 5}, "regroup: it is of groups, and there are none; set cluster=auto"),
-    ("quickstart", {"signature": "bias"}, "signature: it is of groups"),
+    ("quickstart", {"regroup": 5}, "regroup only applies when clients are clustered; set cluster=auto"),
+    ("quickstart", {"signature": "bias"}, "signature only applies when clients are clustered"),
     ("quickstart", {"cluster": "auto", "centralised": True}, "cluster=one trains a single model"),
-    ("quickstart", {"cluster": "auto", "secure": "secagg+", "regroup": 1}, "regroup asks for signatures again"),
+    (
+        "quickstart",
+        {"cluster": "auto", "secure": "secagg+", "regroup": 1},
+        "regroup would request signatures repeatedly",
+    ),
     ("quickstart", {"cluster": "auto", "privacy": "central", "privacy.noise": 1.0}, "set signature.epsilon"),
     ("quickstart", {"cluster": "auto", "personal": "finetune", "personal.new": 0.2}, "personal.new"),
     ("quickstart", {"cluster": "auto", "aggregate": "scaffold", "regroup": 1}, "use regroup=0"),
     ("quickstart", {"cluster": "auto", "aggregate": "fedbuff", "devices": "tifl"}, "groups do; use fedavg"),
     ("quickstart", {"cluster": "auto", "per_group": "given", "per_group.table": "g0: lr"}, "lr=VALUE"),
     ("quickstart", {**TWO, "per_group": "chosen", "per_group.lr": "0.1,0.3"}, "set judge_by=vali"),
-    ("recsys", {"cluster": "auto", "warm_epochs": 3}, "warm up as they train in a round"),
-    ("recsys", {**TWO, "per_group": "given", "per_group.table": "g0: lr=0.1"}, "cannot be told lr"),
-    ("groups", {"cluster": "none"}, "cluster=one has everybody in one"),
+    ("recsys", {"cluster": "auto", "warm_epochs": 3}, "the warm-up of this task is one round of training"),
+    ("recsys", {**TWO, "per_group": "given", "per_group.table": "g0: lr=0.1"}, "do not support lr in requests"),
+    ("groups", {"cluster": "none"}, "use cluster=one for a single group"),
 ]
 
 

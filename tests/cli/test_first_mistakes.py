@@ -24,8 +24,8 @@ SMALL = ["--set", "clients=10", "--set", "rounds=1"]
     [
         (["per_round=500"], "per_round: 500 clients a round, but there are 10; use 10, or a share such as 0.5"),
         (["select.count=11"], "select.count: 11 clients a round, but there are 10"),
-        (["aggregate=krum", "aggregate.malicious=4"], "malicious=4 needs 11 clients a round, and per_round asks 10"),
-        (["aggregate=multikrum", "aggregate.keep=50"], "needs 50 clients a round, and per_round asks 10"),
+        (["aggregate=krum", "aggregate.malicious=4"], "malicious=4 needs 11 clients a round, but per_round selects 10"),
+        (["aggregate=multikrum", "aggregate.keep=50"], "needs 50 clients a round, but per_round selects 10"),
         (["hidden=2000000000"], "not enough memory for 512 GB at once; use a smaller model"),
     ],
 )

@@ -165,7 +165,7 @@ def test_what_a_grouper_asks_is_in_the_exchange_and_what_it_cannot_do_is_refused
     for more, text in (
         (private, "only the signature of a warm-up is covered; use auto, or privacy=none"),
         ({"secure": "secagg+", "head": "full"}, "use auto, or secure=none"),
-        ({"regroup": 2}, "no signatures to form groups anew by; use regroup=0"),
+        ({"regroup": 2}, "it cannot form groups anew by signatures; use regroup=0"),
     ):
         with pytest.raises(ConfigError, match=text):
             RECIPE.prepare(resolve(RECIPE.config, {**SMALL, "cluster": "alone", **more}))

@@ -15,7 +15,7 @@ def test_a_table_is_read_and_written_back() -> None:
     assert part.rows() == {"g0": {"lr": 0.1, "epochs": 2}, "g12": {"batch_size": 8}}
     assert GivenHyperparameters(as_table(part.rows())) == GivenHyperparameters("g0: lr=0.1 epochs=2; g12: batch_size=8")
     assert part.names == {"lr", "epochs", "batch_size"}
-    assert part.told("g1", 1, {}, True) == {}
+    assert part.config_for("g1", 1, {}, True) == {}
     assert not SharedHyperparameters().names
 
 
@@ -35,11 +35,11 @@ def test_candidates_take_turns_and_the_best_goes_on() -> None:
     ]
     assert part.trials == 8
     assert [r for r in range(1, 12) if part.restarts(r)] == [3, 5, 7, 9]
-    assert [part.told("g0", r, {}, True)["lr"] for r in (1, 4, 5, 8)] == [0.1, 0.1, 0.2, 0.2]
+    assert [part.config_for("g0", r, {}, True)["lr"] for r in (1, 4, 5, 8)] == [0.1, 0.1, 0.2, 0.2]
     scores = {"g0": [(r, v) for r, v in enumerate([9, 0.5, 9, 0.7, 9, 0.6, 9, 0.7], 1)], "g1": [(2, 0.1)]}
-    assert part.told("g0", 9, scores, True) == {"lr": 0.1, "epochs": 3}  # by what was said after a last trial
-    assert part.told("g0", 9, scores, False) == {"lr": 0.1, "epochs": 1}
-    assert part.told("g2", 9, scores, True) == {"lr": 0.1, "epochs": 1}  # nobody judged
+    assert part.config_for("g0", 9, scores, True) == {"lr": 0.1, "epochs": 3}  # by what was said after a last trial
+    assert part.config_for("g0", 9, scores, False) == {"lr": 0.1, "epochs": 1}
+    assert part.config_for("g2", 9, scores, True) == {"lr": 0.1, "epochs": 1}  # nobody judged
 
 
 def test_one_candidate_is_none() -> None:

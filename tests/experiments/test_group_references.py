@@ -35,7 +35,7 @@ def test_groups_stay_unless_another_way_is_surely_better() -> None:
     assert f"{100 * gain.mean():.1f} points above" in why
     assert f"(standard error {100 * gain.std(ddof=1) / 2:.1f})" in why
     assert choose_served({"groups": [0.1], "alone": [1.0]})[0] == "groups"  # one client is no evidence
-    assert choose_served({"groups": [], "alone": []})[1] == "too few clients kept samples back to choose by"
+    assert choose_served({"groups": [], "alone": []})[1] == "too few clients have held-out samples to choose by"
 
 
 def test_where_groups_are_worse_that_is_said() -> None:
@@ -45,7 +45,7 @@ def test_where_groups_are_worse_that_is_said() -> None:
         "they get training alone instead"
     ]
     assert warnings_of({**means, "alone": 0.6}, "groups") == []
-    assert warnings_of(means, "groups", "rmse", higher=False) == [
+    assert warnings_of(means, "groups", "rmse", higher_is_better=False) == [
         "groups serve clients 0.1 worse than one FedAvg model, fine-tuned does (rmse 0.6 against 0.5)"
     ]
 

@@ -367,10 +367,10 @@ def test_a_budget_ends_a_run_of_groups() -> None:
 
 def test_privacy_that_covers_the_models_alone_is_refused() -> None:
     for changes, text in (
-        ({"signature": "bias"}, "signatures have no noise; set signature.epsilon"),
+        ({"signature": "bias"}, "signatures of the warm-up have no noise; set signature.epsilon"),
         ({"head": "reduced"}, "signature.epsilon: with head=reduced clients tell in clear which classes they hold"),
         ({"privacy": {"name": "central", "epsilon": 3.0}}, "set privacy.noise and privacy.budget"),
-        ({"privacy": "central"}, "signature.repeatable: the account counts on noise that nobody knows"),
+        ({"privacy": "central"}, "signature.repeatable: the privacy account requires noise that cannot be reproduced"),
     ):
         config = resolve(RECIPE.config, {**SMALL, **private_settings("local"), **changes})
         with pytest.raises(ConfigError, match=text):

@@ -136,8 +136,8 @@ def test_over_flower_all_is_as_in_process_and_nothing_personal_crosses_the_wire(
     [
         ("quickstart", {"personal": "fedbn"}, "personal=fedbn: the model has no batch normalisation"),
         ("quickstart", {"personal": "fedper", "centralised": True}, "centralised=true has one client"),
-        ("quickstart", {"personal": "fedper", "secure": "secagg+"}, "secure=secagg.* shows nothing but sums"),
-        ("quickstart", {"personal": "ditto", "privacy": "local"}, "with privacy=local clients tell no metrics"),
+        ("quickstart", {"personal": "fedper", "secure": "secagg+"}, "secure=secagg.* reveals only sums"),
+        ("quickstart", {"personal": "ditto", "privacy": "local"}, "with privacy=local clients report no metrics"),
         ("quickstart", {"personal": "fedper", "personal.layers": "9"}, "personal.layers: '9' fits none"),
         ("quickstart", {"personal": "fedper", "personal.new": 0.99, "clients": 3}, "nobody is left to train"),
         ("quickstart", {"personal": "fedper", "personal.new": 1.5}, "personal=fedper: new is 1.5"),
@@ -146,7 +146,7 @@ def test_over_flower_all_is_as_in_process_and_nothing_personal_crosses_the_wire(
         ("quickstart", {"personal": "fedper", "aggregate": "scaffold"}, "needs 'comes:control' from the clients"),
         ("groups", {"personal": "fedper"}, "personal=fedper: the flow of this recipe has its own models"),
         ("recsys", {"personal": "ditto"}, "personal=ditto: the flow of this recipe has its own models"),
-        ("tabular", {"personal": "fedper", "test": 0.0}, "hold no test data of their own"),
+        ("tabular", {"personal": "fedper", "test": 0.0}, "have no test data of their own"),
         ("tabular", {"personal": "fedper", "model": "linear"}, "all that is trained would be personal"),
     ],
 )

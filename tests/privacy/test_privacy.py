@@ -323,7 +323,7 @@ def test_a_flow_that_does_not_keep_to_privacy_is_refused() -> None:
     other = replace(
         iris, flow=lambda fleet, config, task, run: train(run, fleet, rounds=1, select=everyone, aggregate=FedAvg())
     )
-    with pytest.raises(ConfigError, match="does not keep to it"):
+    with pytest.raises(ConfigError, match="does not support it"):
         other.prepare(iris_config(privacy="central"))
     assert replace(other, heeds=frozenset({"privacy"})).prepare(iris_config(privacy="central"))
 

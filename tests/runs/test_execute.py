@@ -159,7 +159,7 @@ def test_extras_are_asked_for_before_work_begins(
 
 
 def test_a_judge_whose_direction_nobody_knows_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="which way 'regret' is better is not declared"):
+    with pytest.raises(ConfigError, match="it is not known whether a higher 'regret' is better"):
         execute(scored(judge="regret"), SHORT, tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 

@@ -188,9 +188,9 @@ def test_a_reply_that_is_broken_is_a_failure_when_it_arrives_and_a_claimed_stale
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"devices": "none"}, "aggregate=fedbuff takes replies as they come in"),
+        ({"devices": "none"}, "aggregate=fedbuff aggregates replies as they arrive"),
         ({"aggregate.buffer": 7}, "aggregate.buffer is 7, but per_round lets only 6 clients train at once"),
-        ({"min_replies": 4}, "min_replies is 4, but aggregate=fedbuff makes a model of 3"),
+        ({"min_replies": 4}, "min_replies is 4, but aggregate=fedbuff aggregates 3 replies"),
         ({"select.count": 3}, "select.count cannot be set with aggregate=fedbuff"),
         ({"secure": "secagg+"}, "aggregate=fedbuff looks at single updates"),
         ({"privacy": "central", "privacy.noise": 1.0}, "privacy=central adds noise to the mean update"),
@@ -210,7 +210,7 @@ def test_groups_wait_for_all() -> None:
     config = resolve(found.config, {"aggregate": "fedasync", "devices": "tifl", "clients": 5, "samples": 20})
     task = found.task(config)
     flow = found.flow(LocalFleet(task.handler, task.population), config, task, Run(task.initial()))
-    with pytest.raises(ConfigError, match="aggregate=fedasync does not wait for all clients, and groups do"):
+    with pytest.raises(ConfigError, match="aggregate=fedasync does not wait for all clients, but groups do"):
         next(iter(flow))
 
 

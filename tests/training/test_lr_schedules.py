@@ -110,7 +110,9 @@ def test_a_task_whose_clients_keep_to_one_rate_is_refused(tmp_path: Path) -> Non
         samples = Samples(np.eye(2, dtype=np.float32), np.array([0, 1]))
         return Task(trainer, {"ana": samples}, lambda: trainer.initial(0))
 
-    with pytest.raises(ConfigError, match="schedule=cosine: this task's clients keep to one rate; use constant"):
+    with pytest.raises(
+        ConfigError, match="schedule=cosine: this task's clients train with one learning rate; use constant"
+    ):
         execute(Recipe(Config, task), {"schedule": "cosine"}, tmp_path / "a")
     with pytest.raises(ConfigError, match="schedule=cosine: this task's clients keep"):
         execute("recsys", {"schedule": "cosine", "centralised": True, "rounds": 1}, tmp_path / "b")

@@ -1,7 +1,7 @@
-"""What each group trains by: all alike, as a table says, or as its own clients judge a few candidates.
+"""Hyperparameters of each group: the same for all, from a table, or chosen among candidates by its own clients.
 
-A part tells, for a group and a round, what clients are told besides (`lr`, `epochs`, `batch_size`), and in which rounds
-all groups begin afresh.
+A part gives, for a group and a round, values of `lr`, `epochs` and `batch_size` that replace the common ones, and says
+in which rounds all groups restart from the first model.
 """
 
 import itertools
@@ -13,7 +13,7 @@ from mutirao.core.hyperparameters import check_hyperparameter
 from mutirao.errors import Refused
 
 CAN = ("lr", "epochs", "batch_size")
-Scores = Mapping[str, Sequence[tuple[int, float]]]  # of each group: round and judgement
+Scores = Mapping[str, Sequence[tuple[int, float]]]  # of each group: round and score
 Hyperparameters = dict[str, Scalar]
 
 
@@ -21,7 +21,7 @@ Hyperparameters = dict[str, Scalar]
 class SharedHyperparameters:
     """All groups train with the same settings.
 
-    >>> SharedHyperparameters().told("g0", 1, {}, True)
+    >>> SharedHyperparameters().config_for("g0", 1, {}, True)
     {}
     """
 
@@ -35,32 +35,32 @@ class SharedHyperparameters:
         """The settings that groups may differ in."""
         return set()
 
-    def told(self, group: str, round: int, scores: Scores, higher: bool) -> Hyperparameters:
-        """Nothing besides."""
+    def config_for(self, group: str, round: int, scores: Scores, higher_is_better: bool) -> Hyperparameters:
+        """The values that replace the common ones: none."""
         return {}
 
     def restarts(self, round: int) -> bool:
-        """Whether all groups begin afresh in this round."""
+        """Whether all groups restart from the first model in this round."""
         return False
 
 
 @dataclass(frozen=True)
 class GivenHyperparameters(SharedHyperparameters):
-    """As a table says: `g0: lr=0.1 epochs=2; g1: lr=0.01`; a group that it does not name trains as usual.
+    """Values from a table, `g0: lr=0.1 epochs=2; g1: lr=0.01`; groups that are not in it train with the common ones.
 
-    >>> GivenHyperparameters("g0: lr=0.1 epochs=2; g1: lr=0.01").told("g0", 1, {}, True)
+    >>> GivenHyperparameters("g0: lr=0.1 epochs=2; g1: lr=0.01").config_for("g0", 1, {}, True)
     {'lr': 0.1, 'epochs': 2}
     """
 
     table: str = ""
 
     def __post_init__(self) -> None:
-        self.rows()  # refuses what it cannot read
+        self.rows()  # raises ValueError for a wrong table
 
     @property
     def names(self) -> set[str]:
-        """Those that the table sets."""
-        return {name for told in self.rows().values() for name in told}
+        """The settings in the table."""
+        return set().union(*self.rows().values())
 
     def rows(self) -> dict[str, Hyperparameters]:
         """The settings by group."""
@@ -71,20 +71,20 @@ class GivenHyperparameters(SharedHyperparameters):
                 raise ValueError(f"{row!r} is not of the form g0: lr=0.1 epochs=2")
             out[group.strip()] = dict(read_setting(word) for word in settings.split())
         if not out:
-            raise ValueError("the table names no group; right would be table='g0: lr=0.1; g1: lr=0.01'")
+            raise ValueError("the table is empty; use a table such as table='g0: lr=0.1; g1: lr=0.01'")
         return out
 
-    def told(self, group: str, round: int, scores: Scores, higher: bool) -> Hyperparameters:
+    def config_for(self, group: str, round: int, scores: Scores, higher_is_better: bool) -> Hyperparameters:
         """The group's row."""
         return self.rows().get(group, {})
 
 
 @dataclass(frozen=True)
 class ChosenHyperparameters(SharedHyperparameters):
-    """Each group tries all candidates, `rounds` rounds each from the same first model, and goes on with the best.
+    """Each group tries all candidates, `rounds` rounds each from the same first model, and continues with the best.
 
-    Candidates are all pairs of the rates `lr` and the `epochs`, each separated by commas. The best is the one with
-    which the group's clients judge the model best after its last trial; with that the group begins once more.
+    Candidates are all pairs of the values of `lr` and of `epochs`, each separated by commas. The best has the best
+    evaluation by the group's clients after its last trial; the group restarts with it from the first model.
 
     >>> chosen = ChosenHyperparameters(lr="0.1,0.01", epochs="1", rounds=2)
     >>> chosen.candidates, chosen.trials
@@ -103,15 +103,16 @@ class ChosenHyperparameters(SharedHyperparameters):
 
     @property
     def names(self) -> set[str]:
-        """Those that candidates differ in."""
+        """The settings that candidates set."""
         return set(self.candidates[0])
 
     @property
     def candidates(self) -> list[Hyperparameters]:
-        """What is tried, in this order."""
+        """All candidates, in the order of their trials."""
         columns = []
         for name, values in (("lr", self.lr), ("epochs", self.epochs)):
-            if listed := [value.strip() for value in str(values).split(",") if value.strip()]:
+            listed = [value.strip() for value in str(values).split(",") if value.strip()]
+            if listed:
                 columns.append([read_setting(f"{name}={value}") for value in listed])
         return [dict(row) for row in itertools.product(*columns)] if columns else []
 
@@ -120,20 +121,27 @@ class ChosenHyperparameters(SharedHyperparameters):
         """Rounds of all trials together."""
         return self.rounds * len(self.candidates)
 
-    def told(self, group: str, round: int, scores: Scores, higher: bool) -> Hyperparameters:
-        """The candidate whose turn it is, or the best one."""
-        turn = (round - 1) // self.rounds
-        return self.candidates[turn if round <= self.trials else self.best(group, scores, higher)]
+    def config_for(self, group: str, round: int, scores: Scores, higher_is_better: bool) -> Hyperparameters:
+        """The candidate on trial, or the best one."""
+        if round <= self.trials:
+            return self.candidates[(round - 1) // self.rounds]
+        return self.candidates[self.best(group, scores, higher_is_better)]
 
     def restarts(self, round: int) -> bool:
-        """At the first round of every candidate, and of what comes after."""
+        """At the first round of every candidate, and after the trials."""
         return 1 < round <= self.trials + 1 and (round - 1) % self.rounds == 0
 
-    def best(self, group: str, scores: Scores, higher: bool) -> int:
-        """The candidate that did best in the group, the first of equals; the first if nobody judged."""
-        told = dict(scores.get(group, ()))
-        found = {i: told[at] for i in range(len(self.candidates)) if (at := (i + 1) * self.rounds) in told}
-        return (max if higher else min)(found, key=lambda i: found[i]) if found else 0
+    def best(self, group: str, scores: Scores, higher_is_better: bool) -> int:
+        """The candidate with the best score in the group, the first of equals; the first if there are no scores."""
+        by_round = dict(scores.get(group, ()))
+        found = {}
+        for i in range(len(self.candidates)):
+            last_round = (i + 1) * self.rounds
+            if last_round in by_round:
+                found[i] = by_round[last_round]
+        if not found:
+            return 0
+        return (max if higher_is_better else min)(found, key=lambda i: found[i])
 
 
 NAMES: dict[str, type[SharedHyperparameters]] = {
@@ -144,7 +152,7 @@ NAMES: dict[str, type[SharedHyperparameters]] = {
 
 
 def read_setting(text: str) -> tuple[str, Scalar]:
-    """`lr=0.1` as a name and a value that clients take."""
+    """The name and the value of `lr=0.1`, checked as clients do."""
     name, equals, value = text.partition("=")
     if not equals or name not in CAN:
         raise ValueError(f"{text!r} is not one of {', '.join(f'{n}=VALUE' for n in CAN)}")
@@ -155,9 +163,13 @@ def read_setting(text: str) -> tuple[str, Scalar]:
 
 
 def as_table(rows: Mapping[str, Hyperparameters]) -> str:
-    """Settings by group as `given` takes them.
+    """Settings by group in the form of `per_group=given`.
 
     >>> as_table({"g0": {"lr": 0.1, "epochs": 2}, "g1": {"lr": 0.01}})
     'g0: lr=0.1 epochs=2; g1: lr=0.01'
     """
-    return "; ".join(f"{g}: " + " ".join(f"{k}={v}" for k, v in told.items()) for g, told in sorted(rows.items()))
+    lines = []
+    for group, settings in sorted(rows.items()):
+        words = [f"{name}={value}" for name, value in settings.items()]
+        lines.append(f"{group}: {' '.join(words)}")
+    return "; ".join(lines)

@@ -1,4 +1,4 @@
-"""What a run leaves of its groups: who is where, what the choice rests on, and what pictures of both show."""
+"""Tables of a run's groups: members, the evidence for the number of groups, and the data of their pictures."""
 
 import csv
 import io
@@ -23,15 +23,15 @@ from mutirao.randomness import rng
 COMPARED = 200  # clients among whom other clusterers are tried
 
 
-def summarise_groups(run: Run, truth: Mapping[ClientId, int] | None = None, judge: str = "accuracy") -> dict[str, Any]:
-    """What summary.json says of the groups, which `judge` judges."""
+def summarise_groups(run: Run, truth: Mapping[ClientId, int] | None = None, metric: str = "accuracy") -> dict[str, Any]:
+    """The entries of summary.json on groups; `metric` is their score."""
     state = Grouping.from_memory(run.memory)
     if state is None:
         return {}
     return {
         "groups": state.groups.members(),
         "waiting": state.groups.waiting(),
-        f"group_{judge}": {g: rows[-1][1] for g, rows in sorted(state.scores.items()) if rows},
+        f"group_{metric}": {g: rows[-1][1] for g, rows in sorted(state.scores.items()) if rows},
         "class_maps": state.classes,
         "settled": state.settled,
         "group_quality": quality(state.groups, truth),
@@ -42,7 +42,7 @@ def summarise_groups(run: Run, truth: Mapping[ClientId, int] | None = None, judg
 
 
 def by_true_group(run: Run, truth: Mapping[ClientId, int]) -> dict[str, dict[str, float]]:
-    """The mean of what the clients of each true group last measured on their own test data."""
+    """The mean of the last metrics of each true group's clients on their own test data."""
     out: dict[str, dict[str, float]] = {}
     for group in sorted(set(truth.values())):
         rows = [run.roster.row(c) for c, g in truth.items() if g == group and c in run.roster]
@@ -62,7 +62,7 @@ def count_by_others(groups: Groups, seed: int) -> dict[str, int]:
 
 
 def fitting_range(groups: Groups) -> list[float] | None:
-    """From which eps to which DBSCAN finds as many groups as were formed, with nobody left out; None if nowhere."""
+    """The range of eps for which DBSCAN finds as many groups as were formed and leaves no client out; None if none."""
     points = thin(groups)
     if len(points) < 2:
         return None
@@ -71,14 +71,14 @@ def fitting_range(groups: Groups) -> list[float] | None:
 
 
 def thin(groups: Groups) -> Points:
-    """The founders' signatures as distances are taken between them; of very many, some, and none if nobody signed."""
+    """The normalised signatures of the initial clients, thinned to at most about `MAX_CLUSTERED`."""
     if not groups.has_signatures:
         return groups.signatures[:0]
     return normalise(groups.signatures, groups.directions)[:: max(1, len(groups.clients) // MAX_CLUSTERED)]
 
 
 def neighbours(groups: Groups) -> int:
-    """The `min_samples` of the choice, or what it would have been."""
+    """The `min_samples` of the automatic choice, or what it would have been."""
     return (
         groups.divisions[0].min_samples
         if groups.divisions
@@ -87,7 +87,7 @@ def neighbours(groups: Groups) -> int:
 
 
 def evidence(groups: Groups) -> dict[str, Any]:
-    """What speaks for the groups: each division looked at, with what it needed, and the k-distance knee of all."""
+    """The evidence for the groups: each division examined, and the knee of all k-distances."""
     points, k = thin(groups), neighbours(groups)
     looked = groups.divisions or ((divide(points, min_samples=k)[0],) if len(points) > 1 else ())
     rows = [{**asdict(d), "high": d.high if np.isfinite(d.high) else None, "holds": d.holds} for d in looked]
@@ -95,7 +95,7 @@ def evidence(groups: Groups) -> dict[str, Any]:
 
 
 def scans(groups: Groups) -> dict[str, list[Range]]:
-    """The eps scan among all numbers of the signatures, and among the components in which the choice was made."""
+    """The scans of eps in the full space of signatures, and in the components in which the choice was made."""
     points, k = thin(groups), neighbours(groups)
     if len(points) < k:
         return {}
@@ -103,16 +103,16 @@ def scans(groups: Groups) -> dict[str, list[Range]]:
     return {"signatures": scan(points, k), f"first {found.components} components": scan(within, k)}
 
 
-def write_evidence(run: Run, path: Path, judge: str = "accuracy") -> None:
-    """Write `groups.json`: members, distances, scores by round, and what the choice of groups rests on."""
+def write_evidence(run: Run, path: Path, metric: str = "accuracy") -> None:
+    """Write `groups.json`: members, distances, scores by round, and the evidence for the number of groups."""
     if (state := Grouping.from_memory(run.memory)) is not None:
-        scores = {g: [{"round": r, judge: v} for r, v in rows] for g, rows in state.scores.items()}
-        table = summarise_groups(run, judge=judge) | {"scores": scores, "evidence": evidence(state.groups)}
+        scores = {g: [{"round": r, metric: v} for r, v in rows] for g, rows in state.scores.items()}
+        table = summarise_groups(run, metric=metric) | {"scores": scores, "evidence": evidence(state.groups)}
         write_whole(path, json.dumps(table, indent=1) + "\n")
 
 
 def write_scan(run: Run, path: Path) -> None:
-    """Write `eps_scan.csv`: from which eps to which DBSCAN finds how many groups."""
+    """Write `eps_scan.csv`: the number of groups that DBSCAN finds in each range of eps."""
     if (state := Grouping.from_memory(run.memory)) is not None:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -127,12 +127,12 @@ class Plane:
     """The clients in the plane of the first two principal components of their signatures."""
 
     groups: Groups
-    points: Points  # a row a client
-    shares: tuple[float, float]  # of the variance, that the two components have
+    points: Points  # one row for each client
+    shares: tuple[float, float]  # of the variance, of the two components
 
 
 def plane_of(run: Run) -> Plane | None:
-    """Where the clients of a run lie; None if no groups were formed, or not by signatures."""
+    """The clients of a run in the plane; None if no groups were formed, or not by signatures."""
     if (state := Grouping.from_memory(run.memory)) is None or not state.groups.has_signatures:
         return None
     groups = state.groups
@@ -147,7 +147,7 @@ def plane_of(run: Run) -> Plane | None:
 
 @dataclass(frozen=True, eq=False)
 class Scan:
-    """How many groups DBSCAN finds for each eps, by the space it looks in, and the division that was chosen."""
+    """The number of groups that DBSCAN finds for each eps, by space, and the division that was chosen."""
 
     tables: dict[str, list[Range]]
     chosen: Division

@@ -1,4 +1,4 @@
-"""What a run leaves for people besides its record: recipes hand over data, and others draw it."""
+"""Artifacts of a run: recipes provide data for pictures and files, which the report draws and writes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from mutirao.core.rounds import Run
 
 @dataclass(frozen=True)
 class Picture:
-    """A kind of picture, by its name in `mutirao.report.run_plots`, and the data it shows; None: there are none.
+    """A kind of picture, by its name in `mutirao.report.run_plots`, and the data it shows; None if there are none.
 
     >>> from mutirao.partitioning import describe
     >>> picture = Picture("partition", lambda run: describe([0, 0, 1, 1], [[0, 1], [2, 3]]))
@@ -24,7 +24,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Exhibits:
-    """Pictures and files by their names in the run folder, and what else the summary says.
+    """Pictures and files by their names in the run folder, and additional entries of the summary.
 
     >>> from mutirao.partitioning import describe
     >>> picture = Picture("partition", lambda run: describe([0, 0, 1, 1], [[0, 1], [2, 3]]))
@@ -35,10 +35,10 @@ class Exhibits:
 
     pictures: Mapping[str, Picture] = field(default_factory=dict)
     files: Mapping[str, Callable[[Run, Path], None]] = field(default_factory=dict)
-    findings: Callable[[Run], Mapping[str, Any]] | None = None  # more entries of summary.json, found in the run
-    constant: frozenset[str] = frozenset()  # metrics that hardly change, so that there is no curve to draw
+    findings: Callable[[Run], Mapping[str, Any]] | None = None  # entries of summary.json
+    constant: frozenset[str] = frozenset()  # metrics that hardly change and get no curve
 
 
 def partition_of(describe: Callable[[], Any]) -> Exhibits:
-    """The picture that most recipes leave: who holds how much of what, as `mutirao.partitioning.describe` says it."""
+    """The picture that most recipes have: the class counts of each client, by `mutirao.partitioning.describe`."""
     return Exhibits({"partition.png": Picture("partition", lambda run: describe())})

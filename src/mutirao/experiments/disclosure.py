@@ -1,7 +1,7 @@
-"""What passes between a run and its clients, by name: what they are asked, and what leaves them besides the model.
+"""Disclosure: the kinds of requests a run sends to its clients, and what leaves them besides model updates.
 
-It follows from the parts of a run, from what the task's clients provide, and from what the recipe says of a flow of its
-own (`Recipe.asks`). A site's policy is written from it, so that it allows that and nothing else.
+It is derived from the parts of a run, from what the task's clients provide, and from what a recipe declares for a flow
+of its own (`Recipe.asks`). Sites' policies are written from it, so that they allow exactly that.
 """
 
 from collections.abc import Iterable
@@ -13,67 +13,82 @@ from mutirao.core.hyperparameters import BY_METHODS
 from mutirao.core.parts import names_of
 from mutirao.errors import ConfigError
 
-# Metrics that clients tell if a part needs them.
+# Metrics that clients report only if a part needs them.
 ON_DEMAND = frozenset({"entropy", "rms_loss", "gradient_norm", "reach", "start_loss"})
-COMPANION_EXTRAS = {"squared_errors": ("batch_sizes",)}  # extras that come with others
+COMPANION_EXTRAS = {"squared_errors": ("batch_sizes",)}  # extras that are always sent with others
 
 
 @dataclass(frozen=True)
 class Disclosure:
-    """Kinds of requests, extras that come with them, extras and metrics of the replies, and what a method tells clients
-    to train by, `name=value`; all sorted.
+    """What a run exchanges with its clients, by name; each tuple is sorted.
+
+    `requests` are kinds of requests, `request_extras` the arrays that come with them, `extras` and `metrics` those of
+    the replies, and `hyperparameters` what a method sets at clients, as `name=value`.
     """
 
     requests: tuple[str, ...] = ()
-    comes: tuple[str, ...] = ()
+    request_extras: tuple[str, ...] = ()
     extras: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
-    told: tuple[str, ...] = ()
+    hyperparameters: tuple[str, ...] = ()
 
     def __or__(self, other: "Disclosure") -> "Disclosure":
-        """Both."""
-        return Disclosure(*(tuple(sorted({*getattr(self, f.name), *getattr(other, f.name)})) for f in fields(self)))
+        """The union of both."""
+        merged = {}
+        for f in fields(self):
+            merged[f.name] = tuple(sorted({*getattr(self, f.name), *getattr(other, f.name)}))
+        return Disclosure(**merged)
 
 
-def ordinary_disclosure(task: Any, parts: Iterable[Any], judged: bool) -> Disclosure:
-    """What the ordinary flow asks of a task's clients with these parts; `judged`: they judge the model, too."""
+def ordinary_disclosure(task: Any, parts: Iterable[Any], clients_evaluate: bool) -> Disclosure:
+    """What the ordinary flow exchanges with a task's clients, given its parts."""
     needs = frozenset[str]().union(*(part.needs for part in parts))
-    can = names_of(task.provides, "metrics")
-    by_judges = (*task.metrics, *({"loss", "accuracy"} & can)) if judged else ()
+    provided = names_of(task.provides, "metrics")
     probed = names_of(needs, "probe")
-    told = can - ON_DEMAND - (set(task.metrics) - {"loss", "accuracy"})
-    extras = names_of(needs, "extras")
-    asked = ["train", AGREE, *(["probe"] if probed else []), *(["evaluate"] if judged else [])]
-    beside = [more for name in extras for more in COMPANION_EXTRAS.get(name, ())]
-    metrics = {*told, *names_of(needs, "metrics"), *(probed & can), *by_judges}
-    comes = tuple(names_of(needs, "comes"))
-    tells = tuple(said for said in names_of(needs, "config") if said.partition("=")[0] in BY_METHODS)
-    return Disclosure(tuple(asked), comes, (*extras, *beside), tuple(metrics), tells) | Disclosure()
+    requests = ["train", AGREE]
+    # Every update may carry these metrics, whether or not a part of this run needs them.
+    metrics = provided - ON_DEMAND - (set(task.metrics) - {"loss", "accuracy"})
+    metrics |= names_of(needs, "metrics") | (probed & provided)
+    if probed:
+        requests.append("probe")
+    if clients_evaluate:
+        requests.append("evaluate")
+        metrics |= {*task.metrics, *({"loss", "accuracy"} & provided)}
+    extras = set(names_of(needs, "extras"))
+    for name in tuple(extras):
+        extras.update(COMPANION_EXTRAS.get(name, ()))
+    hyperparameters = [s for s in names_of(needs, "config") if s.partition("=")[0] in BY_METHODS]
+    request_extras = tuple(names_of(needs, "comes"))
+    found = Disclosure(tuple(requests), request_extras, tuple(extras), tuple(metrics), tuple(hyperparameters))
+    return found | Disclosure()  # sorted
 
 
 def is_private(config: Any) -> bool:
-    """Whether nothing may leave a client but noised updates, or what goes into a sum."""
+    """Whether nothing may leave a client except noised updates or shares of a secure sum."""
     return config.privacy.name in ("local", "dpsgd") or config.secure.name != "none"
 
 
 def privacy_guarantee(config: Any) -> str:
-    """The setting that promises that nothing leaves a client in the clear but updates, if there is one."""
-    set_to = [f"{key}={getattr(config, key).name}" for key in ("privacy", "secure")]
-    return next((said for said in set_to if not said.endswith("=none")), "")
+    """The setting that guarantees that nothing but updates leaves a client in the clear, or an empty string."""
+    for key in ("privacy", "secure"):
+        name = getattr(config, key).name
+        if name != "none":
+            return f"{key}={name}"
+    return ""
 
 
 def check_validation_share(config: Any, share: str, private: bool) -> None:
-    """Refuse `judge_by=vali` if clients keep nothing back by the setting `share`, or may not tell how they judge."""
+    """Refuse `judge_by=vali` if clients hold out no samples (setting `share`), or may not report metrics."""
     if config.judge_by != "vali":
         return
     if not getattr(config, share):
         raise ConfigError(
-            f"judge_by=vali: clients judge by the share that they keep back, and {share}=0 keeps nothing; "
+            f"judge_by=vali: clients evaluate on the share that they hold out, and {share}=0 holds out nothing; "
             f"use {share}=0.2"
         )
     if private:
         which = "secure" if config.secure.name != "none" else "privacy"
         raise ConfigError(
-            f"judge_by=vali: clients judge by what they keep back, and with {which}={getattr(config, which).name} "
-            f"they tell nothing but updates; use {which}=none"
+            f"judge_by=vali: clients report metrics on the samples they hold out, and with "
+            f"{which}={getattr(config, which).name} nothing but updates may leave them; use {which}=none"
         )

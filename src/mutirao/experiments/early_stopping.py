@@ -1,4 +1,4 @@
-"""Early stopping: validation data say when a run ends and which model is its best; that one is then judged, once."""
+"""Early stopping: validation data decide when a run ends and which model is best; that one is then tested, once."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from mutirao.errors import ConfigError
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """A run ends when so many rounds have passed since its best one; what `measure` says of that model is its result.
+    """Ends a run after `patience` rounds without a better one; `final_metrics` of the best model are its result.
 
-    While it runs, nobody looks at what measures it: a round chosen by test data would flatter the model.
+    The test data are not used during the run: a round chosen by test data would flatter the model.
     """
 
     patience: int = 0  # 0: all rounds are made
-    measure: Callable[[Run, Arrays], dict[str, float]] | None = None
+    final_metrics: Callable[[Run, Arrays], dict[str, float]] | None = None
 
     def is_over(self, round: int, best: Row | None) -> bool:
         """Whether the run ends after this round."""
@@ -27,6 +27,9 @@ class EarlyStopping:
 
 def check_one_model(config: Any) -> None:
     """Refuse patience where there is no single model that could be the best."""
+    if not config.patience:
+        return
     for key in ("cluster", "personal"):
-        if config.patience and (name := getattr(config, key).name) != "none":
+        name = getattr(config, key).name
+        if name != "none":
             raise ConfigError(f"patience: with {key}={name} there are several models, each with a best round; use 0")

@@ -1,4 +1,4 @@
-"""How the groups' models do on their clients' own test data, and which groups have settled."""
+"""Evaluation of the groups' models on their clients' own test data, and which groups have settled."""
 
 from collections.abc import Mapping
 
@@ -15,85 +15,89 @@ from mutirao.core.records import Row
 from mutirao.core.rounds import Run
 from mutirao.core.validation import fault_of_extras, sift
 
-# What a group's judgement must rise by to count as a gain (`stable`): of 500 test samples, one. Less is chance.
+# The least rise of a group's score that counts as a gain (`stable`): one of 500 test samples. Less is chance.
 GAIN = 0.002
 
 
 def evaluate_groups(context: GroupContext, state: Grouping, row: Row, due: bool) -> None:
-    """Enter how the models do on their clients' own test data: means over clients, each counting the same.
+    """Enter the models' metrics on their clients' own test data, as means over clients with equal weights.
 
-    Where clients do not say, the plan's own evaluation of each group's model does.
+    Where clients do not evaluate, the plan's own evaluation of each group's model is entered.
     """
-    run, plan = context.run, context.plan
-    every = bool(plan.clients_every) and run.round % plan.clients_every == 0
-    replies, members = evaluate_on_clients(context, state) if plan.clients_evaluate and (due or every) else ({}, {})
+    run = context.run
+    plan = context.plan
+    with_worst = bool(plan.clients_every) and run.round % plan.clients_every == 0
+    replies: dict[ClientId, Reply] = {}
+    if plan.clients_evaluate and (due or with_worst):
+        replies = evaluate_on_clients(context, state)
     if due:
         if not plan.clients_evaluate and plan.evaluate_on_server is not None:
-            evaluate_on_server(context, state, row, plan.evaluate_on_server, every)
-        for name in plan.reported_metrics:
-            if values := [r.metrics[name] for r in replies.values() if name in r.metrics]:
-                row[name] = float(np.mean(values))
-        for c, reply in replies.items():
-            run.roster.note(c, {f"own_{k}": v for k, v in reply.metrics.items() if k in row})
-        for g, who in members.items():
-            if own := [replies[c].metrics[plan.monitor] for c in who if plan.monitor in metrics_of(replies, c)]:
-                state.scores.setdefault(g, []).append((run.round, float(np.mean(own))))
-                update_settled(state, g, plan)
+            evaluate_on_server(context, state, row, plan.evaluate_on_server, with_worst)
+        enter_metrics(context, state, row, replies)
         found = quality(state.groups, plan.true_groups(run.round))
         row.update({k: found[k] for k in ("groups", "rand") if k in found})
-    if every and plan.clients_evaluate:
+    if with_worst and plan.clients_evaluate:
         values = [r.metrics[plan.monitor] for r in replies.values() if plan.monitor in r.metrics]
         row.update(summarise(plan.monitor, values, plan.higher_is_better))
 
 
-def evaluate_on_server(
-    context: GroupContext, state: Grouping, row: Row, by: EvaluateGroups, every: bool = False
-) -> None:
-    """Enter how the models do by the plan's own evaluation, together and group by group, and what each client has."""
-    run, plan = context.run, context.plan
-    together, each = by({g: part_of(run.arrays, g) for g in state.groups.names}, state.groups)
-    row.update(together)
-    for group, figures in each.items():
-        if plan.monitor in figures:
-            state.scores.setdefault(group, []).append((run.round, float(figures[plan.monitor])))
+def enter_metrics(context: GroupContext, state: Grouping, row: Row, replies: Mapping[ClientId, Reply]) -> None:
+    """Enter what clients reported: the means into the row, each group's score into the state."""
+    run = context.run
+    plan = context.plan
+    for name in plan.reported_metrics:
+        values = [r.metrics[name] for r in replies.values() if name in r.metrics]
+        if values:
+            row[name] = float(np.mean(values))
+    for client, reply in replies.items():
+        run.roster.note(client, {f"own_{k}": v for k, v in reply.metrics.items() if k in row})
+    for group, members in state.groups.members().items():
+        scores = [m[plan.monitor] for c in members if c in replies and plan.monitor in (m := replies[c].metrics)]
+        if scores:
+            state.scores.setdefault(group, []).append((run.round, float(np.mean(scores))))
             update_settled(state, group, plan)
-    if every:
-        scores = {g: float(figures[plan.monitor]) for g, figures in each.items() if plan.monitor in figures}
-        sizes = {g: len(who) for g, who in state.groups.members().items()}
-        row.update(
-            summarise(
-                plan.monitor, [s for g, s in scores.items() for _ in range(sizes.get(g, 0))], plan.higher_is_better
-            )
-        )
 
 
-def metrics_of(replies: Mapping[ClientId, Reply], client: ClientId) -> Mapping[str, float]:
-    """What a client says of its group's model; nothing if it did not answer."""
-    return replies[client].metrics if client in replies else {}
+def evaluate_on_server(
+    context: GroupContext, state: Grouping, row: Row, evaluate: EvaluateGroups, with_worst: bool = False
+) -> None:
+    """Enter the metrics of the plan's own evaluation: of all groups, of each group, and those of single clients."""
+    run = context.run
+    plan = context.plan
+    overall, by_group = evaluate({g: part_of(run.arrays, g) for g in state.groups.names}, state.groups)
+    row.update(overall)
+    values: list[float] = []  # the score of each client's group
+    members = state.groups.members()
+    for group, metrics in by_group.items():
+        if plan.monitor in metrics:
+            score = float(metrics[plan.monitor])
+            state.scores.setdefault(group, []).append((run.round, score))
+            update_settled(state, group, plan)
+            values += [score] * len(members.get(group, ()))
+    if with_worst:
+        row.update(summarise(plan.monitor, values, plan.higher_is_better))
 
 
-def evaluate_on_clients(
-    context: GroupContext, state: Grouping
-) -> tuple[dict[ClientId, Reply], dict[str, list[ClientId]]]:
-    """What the clients that are here say of their group's model, and who they are by group."""
-    run, fleet, plan = context.run, context.fleet, context.plan
-    here = set(fleet.clients())
-    common = {g: request_of(run, state, g, "evaluate") for g in state.groups.names}
-    members = {g: [c for c in who if c in here and plan.honest(c)] for g, who in state.groups.members().items()}
-    requests = {c: common[g] for g, who in members.items() for c in who}
-    return sift(fleet.ask(requests), fault_of_evaluation).replies if requests else {}, members
+def evaluate_on_clients(context: GroupContext, state: Grouping) -> dict[ClientId, Reply]:
+    """The metrics of each group's model on the test data of its clients that are present."""
+    here = set(context.fleet.clients())
+    requests = {}
+    for group, members in state.groups.members().items():
+        request = request_of(context.run, state, group, "evaluate")
+        requests.update({c: request for c in members if c in here and context.plan.honest(c)})
+    return sift(context.fleet.ask(requests), fault_of_evaluation).replies if requests else {}
 
 
 def fault_of_evaluation(reply: Reply) -> Failure | None:
-    """What is wrong with what a client says of its group's model, or None: one lie must not become the group's mean."""
+    """The fault of a reply to an evaluation, or None: one false value must not decide a group's mean."""
     if (wrong := fault_of_extras(reply)) is not None:
         return wrong
     odd = [k for k, v in reply.metrics.items() if k.startswith("accuracy") and not 0 <= v <= 1]
-    return Failure("too_large", f"tells an {odd[0]} that is no share") if odd else None
+    return Failure("too_large", f"reports an {odd[0]} outside of 0 to 1") if odd else None
 
 
 def update_settled(state: Grouping, group: str, plan: Plan) -> None:
-    """A group has settled if its last `stable` judgements brought no gain over the best before them."""
+    """Mark a group as settled if its last `stable` scores brought no gain over the best before them."""
     values = [v if plan.higher_is_better else -v for _, v in state.scores[group]]
     if not plan.stable or group in state.settled or len(values) <= plan.stable:
         return
@@ -102,12 +106,12 @@ def update_settled(state: Grouping, group: str, plan: Plan) -> None:
 
 
 def request_of(run: Run, state: Grouping, group: str, do: str) -> Request:
-    """What a client is asked of its group's model as it is now."""
+    """A request with the current model of a group."""
     config = {"seed": run.seed, "round": run.round, **class_map_of(state, group)}
     return Request(do, part_of(run.arrays, group), config)
 
 
 def class_map_of(state: Grouping, group: str) -> dict[str, Scalar]:
-    """Which class each output of a group's head stands for, where it has not all of them in order."""
+    """The class of each output of a group's model, unless it has all classes in order."""
     names = state.classes[group]
     return {} if names == list(range(state.total or len(names))) else {"classes": ",".join(map(str, names))}

@@ -1,15 +1,15 @@
-"""What groups have to beat: each client alone, and one FedAvg model fine-tuned by each client; and what clients get.
+"""References for groups: each client alone, and one FedAvg model fine-tuned by each client; and which model is served.
 
-At the end of a run every client fits a few models to its own samples and says how they do; none of them leaves it:
+At the end of a run every client fits a few models to its own samples and reports their metrics; no model leaves it:
 
 - `groups`: its group's model as it is, and `groups_finetuned`: the same after a round's training at the client;
-- `finetuned`: a FedAvg model of all clients, made for this in `rounds` rounds, after as much; where all clients are in
-  one group, its model;
-- `alone`: the common first model, trained by the client for as many epochs as it spent in the run, at most `alone`.
+- `finetuned`: a FedAvg model of all clients, trained for this in `rounds` rounds, after as much; where all clients are
+  in one group, its model;
+- `alone`: the common first model, trained by the client for as many epochs as it trained in the run, at most `alone`.
 
-Test samples say how well clients are served. Which way they are served is decided before, by samples that each client
-kept back and nobody has trained on: the way with the best mean, but groups stay unless it is better by more than one
-standard error of the clients' differences (the rule of Breiman, Friedman, Olshen and Stone, 1984).
+Test samples measure how good the served models are. Which model is served is chosen on held-out samples, which are not
+trained on: the one with the best mean, but groups unless it is better by more than one standard error of the clients'
+differences (the rule of Breiman, Friedman, Olshen and Stone, 1984).
 """
 
 import json
@@ -36,169 +36,191 @@ from mutirao.selection import Uniform
 log = logging.getLogger("mutirao")
 
 SERVED_MODELS = ("groups", "groups_finetuned", "finetuned", "alone")
-MEMORY_KEY = HOME + "served"  # where the run remembers it
-VALIDATION_ACCURACY = "accuracy_held"  # what a client says of the samples it kept back
-SURE = 1.0  # standard errors by which another way must be better than groups
+MEMORY_KEY = HOME + "served"  # in the run's memory
+VALIDATION_ACCURACY = "accuracy_held"  # a metric: accuracy on held-out samples
+STANDARD_ERRORS = 1.0  # by which another model must be better than that of groups
 DESCRIPTIONS = {
     "groups": "the models of their groups",
     "groups_finetuned": "the models of their groups, fine-tuned",
     "finetuned": "one FedAvg model, fine-tuned",
     "alone": "training alone",
 }
-Fits = dict[str, dict[ClientId, dict[str, float]]]  # by way and client: what it measured
+Fits = dict[str, dict[ClientId, dict[str, float]]]  # metrics by model and client
 
 
 @dataclass(frozen=True)
 class References:
-    """How much is spent on references, and what clients get: `serve` is a way, or `auto`."""
+    """How long references train, and which models clients get: `serve` is one of `SERVED_MODELS`, or `auto`."""
 
     rounds: int  # of FedAvg
     epochs: int  # of a round, and of fine-tuning
-    alone: int  # most epochs of a client alone (0: as many as it spent)
-    per_round: int | float = 0.5  # clients of a round: a share of all, or so many for each group there is
+    alone: int  # most epochs of a client alone (0: as many as in the run)
+    per_round: int | float = 0.5  # clients of a round: a share of all, or that many for each group
     serve: str = "groups"
-    again: bool = False  # whether clients are told how often to train as in a round, and not for how many epochs
+    repeats_rounds: bool = False  # whether requests give a number of rounds to train, and not of epochs
 
     def effort(self, rounds: int) -> dict[str, Scalar]:
-        """What a client is told that is to spend as much as in so many rounds."""
-        if self.again:
+        """The part of a request's configuration that makes a client train as long as in that many rounds."""
+        if self.repeats_rounds:
             return {"times": rounds}
-        return {FIT_EPOCHS: min(self.alone, rounds * self.epochs) if self.alone else rounds * self.epochs}
+        epochs = rounds * self.epochs
+        return {FIT_EPOCHS: min(self.alone, epochs) if self.alone else epochs}
 
 
 def compare_with_references(run: Run, fleet: Fleet, plan: Plan, settings: References) -> Row:
-    """Figures for the last round's record; what was spent and what clients get is remembered with the run."""
+    """Train the references, evaluate them on the clients, and store the comparison; returns columns for the record."""
     state = Grouping.from_memory(run.memory)
     if state is None:
         return {}
     try:
-        one = train_one(run, fleet, plan, settings, state.groups.count) if state.groups.count > 1 else None
+        fedavg = train_fedavg(run, fleet, plan, settings, state.groups.count) if state.groups.count > 1 else None
     except (TooFewReplies, TooFewClients, Diverged) as error:
         log.warning("no references for the groups: FedAvg for comparison failed: %s", error)
         return {}
-    judge, asked = plan.monitor, requests_of(run, plan, state, settings, one)
-    here = {c for c in fleet.clients() if plan.honest(c)}
-    fits: Fits = {
-        way: ask_to_fit(fleet, {c: r for c, r in asked[way].items() if c in here}, judge) for way in SERVED_MODELS
-    }
-    who = sorted(set.intersection(*(set(found) for found in fits.values())))
-    if not who:
+    metric = plan.monitor
+    requests = requests_of(run, plan, state, settings, fedavg)
+    present = {c for c in fleet.clients() if plan.honest(c)}
+    fits: Fits = {}
+    for way in SERVED_MODELS:
+        fits[way] = ask_to_fit(fleet, {c: r for c, r in requests[way].items() if c in present}, metric)
+    clients = sorted(set.intersection(*(set(found) for found in fits.values())))
+    if not clients:
         log.warning("no references for the groups: no client has fitted all of %s", ", ".join(SERVED_MODELS))
         return {}
-    choosers = [c for c in who if all(VALIDATION_ACCURACY in found[c] for found in fits.values())]
-    held = {way: [found[c][VALIDATION_ACCURACY] for c in choosers] for way, found in fits.items()}
-    chosen, why = choose_served(held) if settings.serve == "auto" else (settings.serve, f"serve={settings.serve}")
-    if chosen != "groups":
-        ask_to_fit(fleet, {c: with_keep(asked[chosen][c]) for c in who}, judge)
+    held_out = held_out_accuracies(fits, clients)
+    served, why = settings.serve, f"serve={settings.serve}"
+    if settings.serve == "auto":
+        served, why = choose_served(held_out)
+    if served != "groups":
+        ask_to_fit(fleet, {c: with_keep(requests[served][c]) for c in clients}, metric)
     run.sites = fleet.snapshot()
-    means = {way: float(np.mean([found[c][judge] for c in who])) for way, found in fits.items()}
-    efforts = [asked["alone"][c].config for c in who]
-    spent = [int(e["times"]) * settings.epochs if settings.again else int(e[FIT_EPOCHS]) for e in efforts]
-    told = {
-        "clients": len(who),
-        "judge": judge,
+    means: dict[str, float] = {}
+    for way, found in fits.items():
+        means[way] = float(np.mean([found[c][metric] for c in clients]))
+    efforts = [requests["alone"][c].config for c in clients]
+    if settings.repeats_rounds:
+        epochs = [int(effort["times"]) * settings.epochs for effort in efforts]
+    else:
+        epochs = [int(effort[FIT_EPOCHS]) for effort in efforts]
+    comparison = {
+        "clients": len(clients),
+        "judge": metric,
         "means": means,
-        "held": {way: float(np.mean(values)) for way, values in held.items() if values},
-        "fedavg_rounds": settings.rounds if one is not None else run.round,
+        "held": {way: float(np.mean(values)) for way, values in held_out.items() if values},
+        "fedavg_rounds": settings.rounds if fedavg is not None else run.round,
         "finetuned_epochs": settings.epochs,
-        "alone_epochs": float(np.mean(spent)),
-        "served": chosen,
+        "alone_epochs": float(np.mean(epochs)),
+        "served": served,
         "why": why,
-        "warnings": warnings_of(means, chosen, judge, plan.higher_is_better),
+        "warnings": warnings_of(means, served, metric, plan.higher_is_better),
     }
-    return store_comparison(run, told, plan.higher_is_better)
+    return store_comparison(run, comparison, plan.higher_is_better)
 
 
-def store_comparison(run: Run, told: dict[str, Any], higher: bool) -> Row:
-    """Keep what was found with the run, and say it; the figures for the record."""
-    run.memory = run.memory | {MEMORY_KEY: np.frombuffer(json.dumps(told).encode(), np.uint8).copy()}
-    judge, means, chosen = told["judge"], told["means"], told["served"]
-    for line in told["warnings"]:
+def held_out_accuracies(fits: Fits, clients: list[ClientId]) -> dict[str, list[float]]:
+    """The accuracies on held-out samples by model, of the clients that report them for all models."""
+    complete = [c for c in clients if all(VALIDATION_ACCURACY in found[c] for found in fits.values())]
+    held_out = {}
+    for way, found in fits.items():
+        held_out[way] = [found[c][VALIDATION_ACCURACY] for c in complete]
+    return held_out
+
+
+def store_comparison(run: Run, comparison: dict[str, Any], higher_is_better: bool) -> Row:
+    """Store the comparison with the run, and log it; returns columns for the record."""
+    run.memory = run.memory | {MEMORY_KEY: np.frombuffer(json.dumps(comparison).encode(), np.uint8).copy()}
+    metric = comparison["judge"]
+    means = comparison["means"]
+    served = comparison["served"]
+    for line in comparison["warnings"]:
         log.warning("round %d: %s", run.round, line)
-    log.info("round %d: clients are served by %s: %s", run.round, DESCRIPTIONS[chosen], told["why"])
-    row: Row = {f"{judge}_{way}": value for way, value in means.items() if way != "groups"}
-    sign = 1 if higher else -1
-    gains = {f"gain_{way}": sign * (means[chosen] - means[way]) for way in ("alone", "finetuned")}
-    return row | {f"{judge}_served": means[chosen]} | gains
+    log.info("round %d: clients are served by %s: %s", run.round, DESCRIPTIONS[served], comparison["why"])
+    row: Row = {f"{metric}_{way}": value for way, value in means.items() if way != "groups"}
+    sign = 1 if higher_is_better else -1
+    gains = {f"gain_{way}": sign * (means[served] - means[way]) for way in ("alone", "finetuned")}
+    return row | {f"{metric}_served": means[served]} | gains
 
 
-def directions_of(judge: str, higher: bool = True) -> dict[str, str]:
-    """Which way each figure in the record is better."""
-    names = ("served", *SERVED_MODELS[1:])
-    return dict.fromkeys(("gain_alone", "gain_finetuned"), "higher") | dict.fromkeys(
-        (f"{judge}_{name}" for name in names), "higher" if higher else "lower"
-    )
+def directions_of(metric: str, higher_is_better: bool = True) -> dict[str, str]:
+    """The direction of each column that the comparison adds to the record."""
+    directions = {"gain_alone": "higher", "gain_finetuned": "higher"}
+    for name in ("served", *SERVED_MODELS[1:]):
+        directions[f"{metric}_{name}"] = "higher" if higher_is_better else "lower"
+    return directions
 
 
 def stored_comparison(run: Run) -> dict[str, Any]:
-    """What `compare_with_references` left with the run; empty before."""
+    """What `compare_with_references` stored in the run; empty before."""
     return json.loads(run.memory[MEMORY_KEY].tobytes()) if MEMORY_KEY in run.memory else {}
 
 
-def train_one(run: Run, fleet: Fleet, plan: Plan, settings: References, groups: int) -> Arrays:
-    """FedAvg over all clients from the common first model: a run of its own, of which nothing else is kept."""
+def train_fedavg(run: Run, fleet: Fleet, plan: Plan, settings: References, groups: int) -> Arrays:
+    """FedAvg over all clients from the common first model, as a run of its own of which only the model is kept."""
     share = settings.per_round if isinstance(settings.per_round, float) else settings.per_round * groups
     other = Run(plan.model(plan.classes), seed=run.seed)
     wait_for_clients(other.roster, fleet, 1, plan.patience)
-    everybody = Cohort(
-        Uniform(share), FedAvg(), filters=plan.filters, size_cap=plan.size_cap, metrics=plan.allowed_metrics
-    )
+    group = Cohort(Uniform(share), FedAvg(), filters=plan.filters, size_cap=plan.size_cap, metrics=plan.allowed_metrics)
     for _ in range(settings.rounds):
-        step(other, fleet, [everybody], patience=plan.patience)
+        step(other, fleet, [group], patience=plan.patience)
     return other.arrays
 
 
 def requests_of(
-    run: Run, plan: Plan, state: Grouping, settings: References, one: Arrays | None
+    run: Run, plan: Plan, state: Grouping, settings: References, fedavg: Arrays | None
 ) -> dict[str, dict[ClientId, Request]]:
-    """What each client of a group is asked to fit, by way; `one` is the model of all, if it is not that of a group."""
-    about: dict[str, Scalar] = {"seed": run.seed, "round": run.round + 1}
-    fresh, once = plan.model(plan.classes), replace(settings, alone=0).effort(1)
+    """The requests to fit each of `SERVED_MODELS`; without `fedavg` the only group's model is the common one."""
+    config: dict[str, Scalar] = {"seed": run.seed, "round": run.round + 1}
+    fresh = plan.model(plan.classes)
+    one_round = replace(settings, alone=0).effort(1)
     out: dict[str, dict[ClientId, Request]] = {way: {} for way in SERVED_MODELS}
     for group, members in state.groups.members().items():
         own = request_of(run, state, group, "fit")
-        tuned = Request("fit", own.arrays, {**own.config, **about, **once})
-        common = tuned if one is None else Request("fit", one, {**about, **once})
+        tuned = Request("fit", own.arrays, {**own.config, **config, **one_round})
+        common = tuned if fedavg is None else Request("fit", fedavg, {**config, **one_round})
         for client in members:
             times = int(run.roster.replied[run.roster.row(client)]) if client in run.roster else 0
-            out["groups"][client], out["groups_finetuned"][client] = own, tuned
+            out["groups"][client] = own
+            out["groups_finetuned"][client] = tuned
             out["finetuned"][client] = common
-            out["alone"][client] = Request("fit", fresh, {**about, **settings.effort(max(1, times))})
+            out["alone"][client] = Request("fit", fresh, {**config, **settings.effort(max(1, times))})
     return out
 
 
 def with_keep(request: Request) -> Request:
-    """The same, to be gone on with."""
+    """The same request, whose model the client keeps."""
     return replace(request, config={**request.config, "keep": True})
 
 
-def ask_to_fit(fleet: Fleet, requests: Mapping[ClientId, Request], judge: str) -> dict[ClientId, dict[str, float]]:
-    """What clients say of the models they have fitted."""
+def ask_to_fit(fleet: Fleet, requests: Mapping[ClientId, Request], metric: str) -> dict[ClientId, dict[str, float]]:
+    """The metrics of the models that clients have fitted."""
     replies: dict[ClientId, Reply] = sift(fleet.ask(requests), fault_of_evaluation).replies if requests else {}
-    return {c: dict(r.metrics) for c, r in replies.items() if judge in r.metrics}
+    return {c: dict(r.metrics) for c, r in replies.items() if metric in r.metrics}
 
 
 def choose_served(held: Mapping[str, list[float]]) -> tuple[str, str]:
-    """The way that serves clients best by what they kept back, and why; groups, unless another is surely better.
+    """The model that is best on held-out samples, and why; that of groups, unless another is significantly better.
 
     >>> choose_served({"groups": [0.6, 0.5, 0.7], "alone": [0.9, 0.9, 0.95]})
-    ('alone', 'on samples kept back 91.7%, 31.7 points above the models of their groups (standard error 4.4)')
+    ('alone', 'on held-out samples 91.7%, 31.7 points above the models of their groups (standard error 4.4)')
     """
     if not held["groups"] or len({len(values) for values in held.values()}) > 1:
-        return "groups", "too few clients kept samples back to choose by"
-    best, why = "groups", "on samples kept back no other way is better by more than a standard error"
+        return "groups", "too few clients have held-out samples to choose by"
+    best = "groups"
+    why = "on held-out samples no other model is better by more than a standard error"
     most = float(np.mean(held["groups"]))
     for way, (gain, error) in gains_in(held).items():
-        if gain > SURE * error and float(np.mean(held[way])) > most:
-            best, most = way, float(np.mean(held[way]))
+        if gain > STANDARD_ERRORS * error and float(np.mean(held[way])) > most:
+            best = way
+            most = float(np.mean(held[way]))
             above = f"{100 * gain:.1f} points above {DESCRIPTIONS['groups']} (standard error {100 * error:.1f})"
-            why = f"on samples kept back {100 * most:.1f}%, {above}"
+            why = f"on held-out samples {100 * most:.1f}%, {above}"
     return best, why
 
 
 def gains_in(held: Mapping[str, list[float]]) -> dict[str, tuple[float, float]]:
-    """How far the other ways are above groups in the mean over clients, and the standard error of that."""
-    base, found = np.asarray(held["groups"], np.float64), {}
+    """The mean gain of the other models over groups, and its standard error over clients."""
+    base = np.asarray(held["groups"], np.float64)
+    found = {}
     for way, values in held.items():
         gain = np.asarray(values) - base
         if way != "groups":
@@ -207,14 +229,21 @@ def gains_in(held: Mapping[str, list[float]]) -> dict[str, tuple[float, float]]:
     return found
 
 
-def warnings_of(means: Mapping[str, float], chosen: str, judge: str = "accuracy", higher: bool = True) -> list[str]:
-    """Where groups serve clients worse than they would be without them, and whether that is what clients get."""
-    found, share = [], judge.startswith("accuracy")
-    instead = "" if chosen == "groups" else f"; they get {DESCRIPTIONS[chosen]} instead"
+def warnings_of(
+    means: Mapping[str, float], served: str, metric: str = "accuracy", higher_is_better: bool = True
+) -> list[str]:
+    """Warnings where clients would be better off without groups, and which model they get."""
+    found = []
+    instead = "" if served == "groups" else f"; they get {DESCRIPTIONS[served]} instead"
     for way in ("alone", "finetuned"):
-        if (worse := (means[way] - means["groups"]) * (1 if higher else -1)) > 0:
-            how = f"{100 * worse:.1f} points" if share else f"{worse:.4g}"
-            ours, theirs = (f"{100 * means[w]:.1f}%" if share else f"{means[w]:.4g}" for w in ("groups", way))
-            both = f"{judge} {ours} against {theirs}"
-            found.append(f"groups serve clients {how} worse than {DESCRIPTIONS[way]} does ({both}){instead}")
+        loss = means[way] - means["groups"] if higher_is_better else means["groups"] - means[way]
+        if loss <= 0:
+            continue
+        if metric.startswith("accuracy"):
+            how = f"{100 * loss:.1f} points"
+            both = f"{metric} {100 * means['groups']:.1f}% against {100 * means[way]:.1f}%"
+        else:
+            how = f"{loss:.4g}"
+            both = f"{metric} {means['groups']:.4g} against {means[way]:.4g}"
+        found.append(f"groups serve clients {how} worse than {DESCRIPTIONS[way]} does ({both}){instead}")
     return found

@@ -1,8 +1,8 @@
-"""Rounds of all groups in one pass: one warm-up, one question to the fleet a round, one model a group.
+"""Rounds of all groups at once: one warm-up, one set of requests to the fleet a round, one model for each group.
 
-fleet.clients -> newcomers: warm-up, admit -> a cohort for each group -> one round of all (`core.rounds.step`) -> judge
--> record. Who is in which group is the grouper's to say (`grouper`). A group whose clients are all away keeps its
-state; one that has settled sleeps.
+Each round admits late joiners (after a warm-up), trains all groups in one `core.rounds.step`, evaluates and records.
+The grouper decides which client is in which group (`mutirao.clustering.base`). A group whose clients are all absent
+keeps its state, and a group that has settled is not trained further.
 """
 
 import logging
@@ -29,54 +29,19 @@ from mutirao.errors import ConfigError, TooFewReplies
 from mutirao.experiments.group_evaluation import class_map_of, evaluate_groups, request_of
 from mutirao.privacy.central_noise import RELEASES
 
-
-def warm_up(context: GroupContext, clients: Sequence[ClientId], size: int = 0) -> dict[ClientId, Reply]:
-    """The signatures of these clients, `size` numbers each, and which classes they hold if heads are cut to them."""
-    run, plan, size = context.run, context.plan, size or context.plan.signature_size
-    config: dict[str, Scalar] = {"seed": run.seed, "round": 0}
-    if plan.reduced_heads:
-        config["holdings"] = True
-    common = Request("warm", plan.model(plan.classes), config)
-    replies = context.ask(dict.fromkeys(clients, common), "warm-up", partial(fault_of_signature, plan, size))
-    return replies if size else of_one_length(context, replies)
-
-
-def fault_of_signature(plan: Plan, size: int, reply: Reply) -> Failure | None:
-    """What is wrong with a reply to a warm-up, or None."""
-    if (wrong := fault_of_extras(reply)) is not None:
-        return wrong
-    signature, holdings = reply.extras.get("signature"), reply.extras.get("holdings")
-    if signature is None or (plan.reduced_heads and holdings is None):
-        return Failure("missing_key", "sent no signature, or not which classes it holds")
-    if signature.dtype != np.float32 or signature.ndim != 1 or (size and len(signature) != size):
-        expected = f"{size or 'a row of'} float32"
-        return Failure("shape", f"sent a signature of {signature.dtype} {signature.shape}, expected {expected}")
-    if plan.reduced_heads and holdings is not None and holdings.shape != (plan.classes,):
-        return Failure("shape", f"sent holdings of shape {holdings.shape}, expected {plan.classes}")
-    return None
-
-
-def of_one_length(context: GroupContext, replies: dict[ClientId, Reply]) -> dict[ClientId, Reply]:
-    """Those whose signatures are as long as most are; where nobody knows beforehand, most are believed."""
-    lengths = Counter(len(reply.extras["signature"]) for reply in replies.values())
-    usual = max(lengths, key=lambda length: (lengths[length], -length), default=0)
-    for client, reply in replies.items():
-        if (length := len(reply.extras["signature"])) != usual:
-            context.note(client, failure=str(Failure("shape", f"sent a signature of {length} numbers, others {usual}")))
-    return {c: r for c, r in replies.items() if len(r.extras["signature"]) == usual}
-
-
 log = logging.getLogger("mutirao")
 
-TRIES = 3  # warm-ups a client may fail before it is left alone
-SHARE = 0.1  # part of a group that must hold a class for the group's head to have it
+MAX_WARM_UPS = 3  # attempts after which a client without a usable warm-up is no longer asked
+CLASS_SHARE = 0.1  # share of a group's clients that must have a class for the group's output layer to have it
 
 
-def federate_groups(
+def train_groups(
     run: Run, fleet: Fleet, plan: Plan, rounds: int, evaluate_every: int = 1, expect: int = 1
 ) -> Iterator[Round]:
-    """Form groups unless the run has some, then make rounds until all are done or all groups have settled."""
-    state, context, grouper = Grouping.from_memory(run.memory), GroupContext(run, fleet, plan), as_grouper(plan.cluster)
+    """Form groups unless the run has them already, then make rounds until all are made or all groups have settled."""
+    context = GroupContext(run, fleet, plan)
+    grouper = as_grouper(plan.cluster)
+    state = Grouping.from_memory(run.memory)
     start_run(run, fleet, 1 if state else expect, plan.patience)
     state = state or create_groups(context, grouper)
     while run.round < rounds:
@@ -87,12 +52,12 @@ def federate_groups(
         grouper.before(context, state)
         if plan.hyperparameters.restarts(run.round + 1):
             reset_models(context, state)
-        awake = active_groups(run.roster, state)
-        if not awake:
-            log.warning("round %d: no group that still learns has a client here; the run ends", run.round + 1)
+        active = active_groups(run.roster, state)
+        if not active:
+            log.warning("round %d: no group that still trains has a client present; the run ends", run.round + 1)
             return
-        done, heard = make_round(context, grouper, state, awake)
-        grouper.after(context, state, heard)
+        done, updates = make_round(context, grouper, state, active)
+        grouper.after(context, state, updates)
         evaluate_groups(context, state, done.row, run.round % evaluate_every == 0 or run.round == rounds)
         done = context.finish_round(done)
         run.memory = run.memory | state.to_memory()
@@ -104,40 +69,40 @@ def federate_groups(
 
 
 def make_round(
-    context: GroupContext, grouper: Grouper, state: Grouping, awake: Mapping[str, list[ClientId]]
+    context: GroupContext, grouper: Grouper, state: Grouping, active: Mapping[str, list[ClientId]]
 ) -> tuple[Round, dict[str, GroupUpdates]]:
-    """One round of the groups that are awake, and what was heard of their clients if the grouper wants to know."""
-    members, heard = state.groups.members(), dict[str, GroupUpdates]()
-    plan, number = context.plan, context.run.round + 1
-    cohorts = [training_group(plan, grouper, state, group, members[group], heard, number) for group in sorted(awake)]
+    """One round of the active groups, and their clients' updates if the grouper needs them."""
+    members = state.groups.members()
+    updates: dict[str, GroupUpdates] = {}
+    groups = [training_group(context, grouper, state, name, members[name], updates) for name in sorted(active)]
     try:
-        return step(context.run, context.fleet, cohorts, patience=context.plan.patience), heard
+        return step(context.run, context.fleet, groups, patience=context.plan.patience), updates
     except TooFewReplies as error:
         error.rows[:0] = context.rows
         raise
 
 
 def training_group(
-    plan: Plan,
+    context: GroupContext,
     grouper: Grouper,
     state: Grouping,
-    group: str,
+    name: str,
     members: list[ClientId],
-    heard: dict[str, GroupUpdates],
-    number: int,
+    updates: dict[str, GroupUpdates],
 ) -> Cohort:
-    """A group as one round sees it."""
-    told = plan.hyperparameters.told(group, number, state.scores, plan.higher_is_better)
+    """A group as `step` trains it; its clients' updates are entered into `updates`."""
+    plan = context.plan
+    own = plan.hyperparameters.config_for(name, context.run.round + 1, state.scores, plan.higher_is_better)
 
-    def overhear(current: Arrays, replies: dict[ClientId, Reply]) -> Screened:
-        heard[group] = GroupUpdates(current, replies)
+    def keep_updates(current: Arrays, replies: dict[ClientId, Reply]) -> Screened:
+        updates[name] = GroupUpdates(current, replies)
         return replies, {}
 
     return Cohort(
         *plan.parts(len(members)),
-        filters=(*plan.filters, overhear) if grouper.needs_updates else plan.filters,
-        config={**plan.round_config, **class_map_of(state, group), **told},
-        name=group,
+        filters=(*plan.filters, keep_updates) if grouper.needs_updates else plan.filters,
+        config={**plan.round_config, **class_map_of(state, name), **own},
+        name=name,
         members=members,
         size_cap=plan.size_cap,
         metrics=plan.allowed_metrics,
@@ -145,11 +110,13 @@ def training_group(
 
 
 def create_groups(context: GroupContext, grouper: Grouper, before: Sequence[Arrays] = ()) -> Grouping:
-    """The groups of those who are here, each with a model of its own in the run's arrays.
+    """Form groups of the clients that are present, each with a model of its own in the run's arrays.
 
-    `before` is what the groups there were have remembered, if these are formed anew.
+    `before` is the memory of the previous groups, if groups are formed anew.
     """
-    run, fleet, plan = context.run, context.fleet, context.plan
+    run = context.run
+    fleet = context.fleet
+    plan = context.plan
     refused = refuse_sybils(context)
     replies = request_signatures(context, grouper, [c for c in fleet.clients() if c not in refused])
     if not replies:
@@ -161,39 +128,36 @@ def create_groups(context: GroupContext, grouper: Grouper, before: Sequence[Arra
         raise ConfigError(f"{plan.cluster!r} leaves all {len(replies)} clients out; use noise=nearest or another")
     for client in groups.waiting():
         context.note(client, rejected="waits: fits no group", n=replies[client].n)
-    state = Grouping(groups, {}, total=context.plan.classes)
+    state = Grouping(groups, {}, total=plan.classes)
     for name, members in groups.members().items():
         state.classes[name] = classes_of([replies[c] for c in members], plan)
-    run.arrays = {}  # instead of the test model
+    run.arrays = {}  # the test model is not trained further
     for number, (name, classes) in enumerate(state.classes.items()):
-        model = plan.model(len(classes), number) if grouper.different_models and number else plan.model(len(classes))
+        which = number if grouper.different_models else 0
+        model = plan.model(len(classes), which) if which else plan.model(len(classes))
         run.arrays = run.arrays | as_part(model, name)
         run.memory = run.memory | as_part(plan.inherit(before), name)
-    state.silent = {c: TRIES if c in refused else 1 for c in fleet.clients() if c not in replies}
+    for client in fleet.clients():
+        if client not in replies:
+            state.silent[client] = MAX_WARM_UPS if client in refused else 1
     return state
 
 
 def reset_models(context: GroupContext, state: Grouping) -> None:
-    """Give every group the first model again, and nothing to remember but what its account says."""
-    run, plan = context.run, context.plan
+    """Give every group the first model again, and clear its memory except for the privacy account."""
+    run = context.run
     for name, classes in state.classes.items():
-        run.arrays = run.arrays | as_part(plan.model(len(classes)), name)
+        run.arrays = run.arrays | as_part(context.plan.model(len(classes)), name)
         before = part_of(run.memory, name)
         run.memory = {k: v for k, v in run.memory.items() if k.partition("/")[0] != name}
         run.memory = run.memory | as_part({k: v for k, v in before.items() if k == RELEASES}, name)
 
 
-def request_signatures(
-    context: GroupContext, grouper: Grouper, clients: list[ClientId], size: int = 0
-) -> dict[ClientId, Reply]:
-    """What these clients send to be grouped: a signature, or nothing if the grouper wants none."""
-    return warm_up(context, clients, size) if grouper.uses_warm_up else {c: Reply({}) for c in clients}
-
-
 def regroup(context: GroupContext, grouper: Grouper, before: Grouping) -> Grouping:
-    """Groups formed anew by those who are here, in case their data have changed; what was learnt is carried over.
+    """Form groups anew of the clients that are present, in case their data have changed, and keep what was learnt.
 
-    A new group starts from the model of the old one most of its clients come from; a head for other classes is new.
+    A new group starts from the model of the old group that most of its clients come from. If its classes differ, its
+    output layer is new.
     """
     run = context.run
     models = {g: part_of(run.arrays, g) for g in before.groups.names}
@@ -202,26 +166,30 @@ def regroup(context: GroupContext, grouper: Grouper, before: Grouping) -> Groupi
     state = create_groups(context, grouper, memories)
     for name, members in state.groups.members().items():
         origins = [g for c in members if (g := before.groups.group_of(c))]
-        if origins:
-            home = max(sorted(set(origins)), key=origins.count)
-            same, old = before.classes[home] == state.classes[name], models[home]
-            fresh = part_of(run.arrays, name)
-            kept = {k: old[k] if same or not k.startswith(f"{context.plan.head}.") else v for k, v in fresh.items()}
-            run.arrays = run.arrays | as_part(kept, name)
+        if not origins:
+            continue
+        origin = max(sorted(set(origins)), key=origins.count)
+        same_classes = before.classes[origin] == state.classes[name]
+        model = part_of(run.arrays, name)
+        for k in model:
+            if same_classes or not k.startswith(f"{context.plan.head}."):
+                model[k] = models[origin][k]
+        run.arrays = run.arrays | as_part(model, name)
     return state
 
 
 def classes_of(replies: list[Reply], plan: Plan) -> list[int]:
-    """The classes a group's head has: all, or those that enough of its clients hold if they have said so."""
-    held = [r.extras["holdings"] > 0 for r in replies if "holdings" in r.extras]
-    if not plan.reduced_heads or not held:
-        return list(range(plan.classes))
-    holders = np.sum(held, axis=0)
-    return [int(c) for c in np.flatnonzero(holders >= max(1.0, SHARE * len(replies)))] or list(range(plan.classes))
+    """The classes of a group's output layer: those that enough of its clients have if they say so, otherwise all."""
+    everything = list(range(plan.classes))
+    reported = [r.extras["holdings"] > 0 for r in replies if "holdings" in r.extras]
+    if not plan.reduced_heads or not reported:
+        return everything
+    enough = max(1.0, CLASS_SHARE * len(replies))
+    return [int(c) for c in np.flatnonzero(np.sum(reported, axis=0) >= enough)] or everything
 
 
 def refuse_sybils(context: GroupContext) -> dict[ClientId, str]:
-    """Who is refused, and why: of several clients with one key all but the first; only some fleets know keys."""
+    """Refused clients and why: of several clients with one key all but the first. Only some fleets know keys."""
     refused = find_shared_keys(context.fleet.clients(), context.fleet.keys())
     for client, why in refused.items():
         log.warning("round %d: %s is refused: it %s", context.run.round + 1, client, why)
@@ -230,9 +198,9 @@ def refuse_sybils(context: GroupContext) -> dict[ClientId, str]:
 
 
 def admit_late_joiners(context: GroupContext, grouper: Grouper, state: Grouping) -> None:
-    """Admit the clients that no group knows yet; a group that has settled hands its model over at once."""
+    """Admit new clients to groups; a group that has settled sends them its model at once."""
     known = state.groups.labelled
-    new = [c for c in context.fleet.clients() if c not in known and state.silent.get(c, 0) < TRIES]
+    new = [c for c in context.fleet.clients() if c not in known and state.silent.get(c, 0) < MAX_WARM_UPS]
     if not new:
         return
     refused = {c: why for c, why in refuse_sybils(context).items() if c in new}
@@ -240,29 +208,84 @@ def admit_late_joiners(context: GroupContext, grouper: Grouper, state: Grouping)
     replies = request_signatures(context, grouper, [c for c in new if c not in refused], size)
     for client in new:
         if client not in replies:
-            state.silent[client] = TRIES if client in refused else state.silent.get(client, 0) + 1
-    found = grouper.admit(context, state, replies)
+            state.silent[client] = MAX_WARM_UPS if client in refused else state.silent.get(client, 0) + 1
+    admitted = grouper.admit(context, state, replies)
     numbers = {name: i for i, name in enumerate(state.groups.names)}
-    state.groups = state.groups.with_admitted({c: numbers.get(a.group, WAITING) for c, a in found.items()})
-    handed = send_final_models(context, state, {c: a.group for c, a in found.items() if a.group in state.settled})
-    for client, where in found.items():
-        log.info("round %d: %s joins %s", context.run.round + 1, client, where.group or "nobody: " + where.quarantine)
-        context.note(client, where, replies[client].n, figures=handed.get(client))
+    state.groups = state.groups.with_admitted({c: numbers.get(a.group, WAITING) for c, a in admitted.items()})
+    final = {c: a.group for c, a in admitted.items() if a.group in state.settled}
+    metrics = send_final_models(context, state, final)
+    for client, admission in admitted.items():
+        where = admission.group or f"no group: {admission.quarantine}"
+        log.info("round %d: %s joins %s", context.run.round + 1, client, where)
+        context.note(client, admission, replies[client].n, figures=metrics.get(client))
 
 
 def send_final_models(
     context: GroupContext, state: Grouping, clients: Mapping[ClientId, str]
 ) -> dict[ClientId, dict[str, float]]:
-    """Give clients the model of their group to keep; they say how it does on their own data."""
-    common = {g: request_of(context.run, state, g, "take") for g in set(clients.values())}
-    requests = {c: common[g] for c, g in clients.items()}
+    """Send clients the model of their group to keep; returns its metrics on their own data."""
+    by_group = {g: request_of(context.run, state, g, "take") for g in set(clients.values())}
+    requests = {c: by_group[g] for c, g in clients.items()}
     answers = sift(context.fleet.ask(requests), fault_of_extras) if requests else Answers({}, {})
     context.down += traffic(requests, answers)[0]
     return {c: dict(r.metrics) for c, r in answers.replies.items()}
 
 
 def active_groups(roster: Roster, state: Grouping) -> dict[str, list[ClientId]]:
-    """The groups that still learn and have clients here, with these clients."""
+    """The groups that have not settled and have clients present, with these clients."""
     present = {roster.ids[i] for i in roster.here()}
-    members = {g: [c for c in who if c in present] for g, who in state.groups.members().items()}
-    return {g: who for g, who in members.items() if who and g not in state.settled}
+    active = {}
+    for group, members in state.groups.members().items():
+        here = [c for c in members if c in present]
+        if here and group not in state.settled:
+            active[group] = here
+    return active
+
+
+def request_signatures(
+    context: GroupContext, grouper: Grouper, clients: list[ClientId], size: int = 0
+) -> dict[ClientId, Reply]:
+    """The replies to a warm-up, with a signature each; empty replies if the grouper needs no warm-up."""
+    return warm_up(context, clients, size) if grouper.uses_warm_up else {c: Reply({}) for c in clients}
+
+
+def warm_up(context: GroupContext, clients: Sequence[ClientId], size: int = 0) -> dict[ClientId, Reply]:
+    """Let clients train the same test model, whenever they join, and send a signature of `size` numbers.
+
+    They do not send the model. With reduced heads they also send which classes they have.
+    """
+    run = context.run
+    plan = context.plan
+    size = size or plan.signature_size
+    config: dict[str, Scalar] = {"seed": run.seed, "round": 0}
+    if plan.reduced_heads:
+        config["holdings"] = True
+    common = Request("warm", plan.model(plan.classes), config)
+    replies = context.ask(dict.fromkeys(clients, common), "warm-up", partial(fault_of_signature, plan, size))
+    return replies if size else of_one_length(context, replies)
+
+
+def fault_of_signature(plan: Plan, size: int, reply: Reply) -> Failure | None:
+    """The fault of a reply to a warm-up, or None."""
+    if (wrong := fault_of_extras(reply)) is not None:
+        return wrong
+    signature = reply.extras.get("signature")
+    holdings = reply.extras.get("holdings")
+    if signature is None or (plan.reduced_heads and holdings is None):
+        return Failure("missing_key", "sent no signature, or not which classes it holds")
+    if signature.dtype != np.float32 or signature.ndim != 1 or (size and len(signature) != size):
+        expected = f"{size or 'a row of'} float32"
+        return Failure("shape", f"sent a signature of {signature.dtype} {signature.shape}, expected {expected}")
+    if plan.reduced_heads and holdings is not None and holdings.shape != (plan.classes,):
+        return Failure("shape", f"sent holdings of shape {holdings.shape}, expected {plan.classes}")
+    return None
+
+
+def of_one_length(context: GroupContext, replies: dict[ClientId, Reply]) -> dict[ClientId, Reply]:
+    """The replies with signatures of the most common length, where the length is not known beforehand."""
+    lengths = Counter(len(reply.extras["signature"]) for reply in replies.values())
+    usual = max(lengths, key=lambda length: (lengths[length], -length), default=0)
+    for client, reply in replies.items():
+        if (length := len(reply.extras["signature"])) != usual:
+            context.note(client, failure=str(Failure("shape", f"sent a signature of {length} numbers, others {usual}")))
+    return {c: r for c, r in replies.items() if len(r.extras["signature"]) == usual}

@@ -1,4 +1,4 @@
-"""The parties of a task agree before its first round: the server asks them, and a site keeps to what it has."""
+"""Agreement before the first round: the server asks all parties for digests, and sites refuse requests that differ."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,24 +20,23 @@ from mutirao.privacy.secure_aggregation import NoSecureAggregation
 
 
 def require_agreement(task: Task) -> Task:
-    """The task as a site works on it: whatever it is asked, it looks at what it has first."""
+    """The task as a site trains it: every request is checked against the site's own digests first."""
     if isinstance(task.handler, AgreedHandler):
         return task
     handler = as_handler(task.handler)
     agreed = {**handler.agreed(), **task.agreed}
-    tells = isinstance(task.secure, NoSecureAggregation) and handler.provides.isdisjoint(
-        SPENT
-    )  # else nothing but updates leaves
-    return replace(task, agreed=agreed, handler=AgreedHandler(task.handler, agreed, task.basis, tells))
+    # With privacy or secure aggregation nothing but updates may leave, hence no digests either.
+    discloses = isinstance(task.secure, NoSecureAggregation) and handler.provides.isdisjoint(SPENT)
+    return replace(task, agreed=agreed, handler=AgreedHandler(task.handler, agreed, task.basis, discloses))
 
 
 def agree_on_task(fleet: Fleet, config: Any, task: Task, run: Run) -> tuple[Fleet, Task]:
-    """Ask all who are other parties whether they have what the server has; the fleet and the task of those who do."""
-    told = {**task.basis(), **task.agreed}
-    if not told or not fleet.is_remote():
+    """Ask remote parties whether their digests equal the server's; the fleet and the task of those that agree."""
+    digests = {**task.basis(), **task.agreed}
+    if not digests or not fleet.is_remote():
         return fleet, task
     wait_for_all(fleet, config, task)
-    agreement = AgreementFleet(fleet, told, config={"seed": config.seed, "round": run.round})
+    agreement = AgreementFleet(fleet, digests, config={"seed": config.seed, "round": run.round})
     return agreement, only_agreeing(task, agreement)
 
 
@@ -50,25 +49,28 @@ def run_recipe(recipe: Recipe, fleet: Fleet, config: Any, task: Task, run: Run) 
 def agree_on_profile(
     fleet: Fleet, config: Any, task: Task, run: Run, name: str, own: bytes, join: Join
 ) -> tuple[Fleet, Task, bytes]:
-    """Find what all agree on under that name from the clients' profiles, unless it is known; who agrees, and the bytes.
+    """Join the clients' profiles into the bytes that all agree on under that name; fleet, task and bytes.
 
-    What was found stays in the run's memory, so that one that is resumed asks nobody again. Where privacy is promised
-    clients of this process are asked nothing but rounds.
+    They stay in the run's memory, so that a resumed run does not ask again. With a privacy guarantee simulated clients
+    get no requests besides training.
     """
     about = {"seed": config.seed, "round": run.round}
-    asks = fleet.is_remote() or not privacy_guarantee(config)
-    content, spent = bytes_from_extra(AGREED + name, run.memory) or own, (0, 0)
-    if asks:
+    ask_clients = fleet.is_remote() or not privacy_guarantee(config)
+    content = bytes_from_extra(AGREED + name, run.memory) or own
+    spent = (0, 0)  # bytes sent and received
+    if ask_clients:
         wait_for_all(fleet, config, task)
     if not content:
         content, spent = agree_on(fleet, name, about, join)
         run.memory |= bytes_to_extra(AGREED + name, content)
-    agreement = AgreementFleet(fleet, {name: digest_of(content)}, bytes_to_extra(name, content), about, asks, spent)
+    agreement = AgreementFleet(
+        fleet, {name: digest_of(content)}, bytes_to_extra(name, content), about, ask_clients, spent
+    )
     return agreement, only_agreeing(task, agreement), content
 
 
 def read_given(setting: str, path: str, read: Callable[[bytes], Any]) -> bytes:
-    """What a setting names a file of, as it travels; empty if it names none, ConfigError if that cannot be read."""
+    """The content of the file that a setting names, as it is sent; empty without a file, ConfigError if unreadable."""
     if not path:
         return b""
     place = Path(path).expanduser()
@@ -80,17 +82,22 @@ def read_given(setting: str, path: str, read: Callable[[bytes], Any]) -> bytes:
 
 
 def wait_for_all(fleet: Fleet, config: Any, task: Task) -> None:
-    """Wait until all are there, or, where clients come and go, anybody."""
-    churns = config.available.name != "always"
-    wait_for_clients(
-        Roster(), fleet, 1 if churns else len(task.population), Patience(wait=0.0 if churns else config.wait)
-    )
+    """Wait until all clients are present, or, with simulated availability, at least one."""
+    if config.available.name != "always":
+        wait_for_clients(Roster(), fleet, 1, Patience(wait=0.0))
+    else:
+        wait_for_clients(Roster(), fleet, len(task.population), Patience(wait=config.wait))
 
 
 def only_agreeing(task: Task, agreement: AgreementFleet) -> Task:
-    """The task of those who agree: it is not waited for others, nor are they counted on."""
-    names, left, population = agreement.begin(), len(agreement.clients()), task.population
+    """The task without the parties that do not agree, which are no longer waited for or counted."""
+    names = agreement.begin()
+    remaining = len(agreement.clients())
+    population = task.population
     known = [name for name in names if name in list(population)]
-    others = [name for name in population if name not in known]  # a site's name may be new to the server
-    fewer = min(len(names), max(0, len(population) - left), len(population) - 1)
-    return replace(task, population=PopulationWithout(population, [*known, *others][:fewer])) if fewer else task
+    others = [name for name in population if name not in known]
+    # The server may not know the names of refusing sites: then any others are left out, so that the count is right.
+    excluded = min(len(names), max(0, len(population) - remaining), len(population) - 1)
+    if not excluded:
+        return task
+    return replace(task, population=PopulationWithout(population, [*known, *others][:excluded]))

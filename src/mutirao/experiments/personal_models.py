@@ -1,4 +1,4 @@
-"""A task with personal models: what it goes with, who is new, and how each client fares by its own model."""
+"""Personal models in a task: allowed settings, new clients, and the evaluation of each client's own model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,6 +13,7 @@ from mutirao.core.parts import as_handler, names_of
 from mutirao.core.records import Row
 from mutirao.core.rounds import Evaluate, Run
 from mutirao.errors import ConfigError
+from mutirao.experiments.artifacts import Exhibits
 from mutirao.metrics import direction_of
 from mutirao.personalization import OneModel, Personal
 
@@ -22,71 +23,81 @@ COMMON_MODEL_ARTIFACTS = (
     "verdict.json",
     "queries.csv",
     "ranker.safetensors",
-)  # exhibits that show how the common model judges
+)  # that show results of the common model
 
 
 def personal_of(config: Any) -> Personal:
-    """The kind that a configuration asks for, if it goes with the other settings."""
+    """The configured kind of personal model; ConfigError if it conflicts with other settings."""
     kind: Personal = build("personal", config.personal)
     if isinstance(kind, OneModel):
         return kind
-    called = f"personal={kind.name} judges each client by its own model"
+    called = f"personal={kind.name} evaluates each client's own model"
     if config.centralised:
-        raise ConfigError(f"{called}, and centralised=true has one client; use personal=none")
+        raise ConfigError(f"{called}, but centralised=true has one client; use personal=none")
     if config.secure.name != "none":
-        raise ConfigError(f"{called}, and secure={config.secure.name} shows nothing but sums; use secure=none")
+        raise ConfigError(f"{called}, but secure={config.secure.name} reveals only sums; use secure=none")
     if config.privacy.name not in ("none", "central"):
-        raise ConfigError(f"{called}, and with privacy={config.privacy.name} clients tell no metrics; use central")
+        raise ConfigError(f"{called}, but with privacy={config.privacy.name} clients report no metrics; use central")
     return kind
 
 
 def check_test_data(kind: Personal, provides: frozenset[str], population: Mapping[ClientId, Any]) -> None:
-    """Refuse clients that have nothing of their own to be judged by."""
+    """Refuse clients without test data of their own."""
     from mutirao.training.samples import can_evaluate  # late: it brings torch
 
     if "evaluate" not in provides and not can_evaluate(population):
-        raise ConfigError(f"personal={kind.name}: the clients of this task hold no test data of their own to judge by")
+        raise ConfigError(
+            f"personal={kind.name}: the clients of this task have no test data of their own; use personal=none"
+        )
 
 
 def as_global(evaluate: Evaluate) -> Evaluate:
-    """The judgement of the common model, where personal ones are judged beside it: `global_accuracy`."""
+    """The evaluation of the common model beside personal ones, with metrics such as `global_accuracy`."""
 
-    def judge(arrays: Arrays) -> dict[str, float]:
+    def evaluate_global(arrays: Arrays) -> dict[str, float]:
         return {k if k.startswith("global_") else f"global_{k}": v for k, v in evaluate(arrays).items()}
 
-    return judge
+    return evaluate_global
 
 
 def client_metric_names(task: Any, handler: Any, summed: bool = False) -> tuple[str, tuple[str, ...]]:
-    """The metric that judges a task whose clients judge on their own test data, and all that they tell.
+    """The primary metric of a task whose clients evaluate on their own test data, and all metrics that they report.
 
-    If no more than sums are seen (`summed`), these are of loss and accuracy alone.
+    If the server sees sums alone (`summed`), these are only loss and accuracy.
     """
-    usual = {"loss", *({"accuracy"} & names_of(task.provides, "metrics"))}
-    tells = not summed and getattr(handler, "figures", None) is not None
-    own = task.judge in usual or (task.judge in task.metrics and tells)
-    figures = [name for name in task.metrics if direction_of(name, task.directions) and (tells or name in usual)]
-    return task.judge if own else max(usual & {"accuracy"}, default="loss"), tuple(
-        dict.fromkeys([*figures, *sorted(usual)])
+    standard = {"loss", *({"accuracy"} & names_of(task.provides, "metrics"))}
+    # Clients compute the task's own metrics only if their handler has code for it, and never inside of sums.
+    own = not summed and getattr(handler, "figures", None) is not None
+    reported = [m for m in task.metrics if direction_of(m, task.directions) and (own or m in standard)]
+    primary = task.judge
+    if primary not in standard and not (own and primary in task.metrics):
+        primary = "accuracy" if "accuracy" in standard else "loss"
+    return primary, tuple(dict.fromkeys([*reported, *sorted(standard)]))
+
+
+def without_common_model(artifacts: Exhibits) -> Exhibits:
+    """The artifacts without those that show results of the common model."""
+    return replace(
+        artifacts,
+        pictures={k: v for k, v in artifacts.pictures.items() if k not in COMMON_MODEL_ARTIFACTS},
+        files={k: v for k, v in artifacts.files.items() if k not in COMMON_MODEL_ARTIFACTS},
     )
 
 
 def make_personal(given: T, config: Any) -> T:
-    """The task with personal models, if the configuration asks for any."""
-    kind, task = personal_of(config), cast("Any", given)
+    """The task with personal models, if they are configured."""
+    kind = personal_of(config)
+    task = cast("Any", given)
     if isinstance(kind, OneModel):
         return given
     check_test_data(kind, as_handler(task.handler).provides, task.population)
     handler: Any = kind.at_client(task.handler)
-    initial, show = task.initial, task.exhibits
-    shared = getattr(handler, "shared", None)  # a handler whose model is made later begins with it by itself
+    initial = task.initial
+    artifacts = task.exhibits
+    shared = getattr(handler, "shared", None)  # None if the handler builds its model later
     judge, metrics = client_metric_names(task, handler)
     if not kind.whole:
-        show = replace(
-            show,
-            pictures={k: v for k, v in show.pictures.items() if k not in COMMON_MODEL_ARTIFACTS},
-            files={k: v for k, v in show.files.items() if k not in COMMON_MODEL_ARTIFACTS},
-        )
+        artifacts = without_common_model(artifacts)
     made_of_it: T = replace(
         task,
         handler=handler,
@@ -94,14 +105,14 @@ def make_personal(given: T, config: Any) -> T:
         evaluate=as_global(task.evaluate) if kind.whole and task.evaluate is not None else None,
         judge=judge,
         metrics=metrics,
-        exhibits=show,
+        exhibits=artifacts,
     )
     return made_of_it
 
 
 @dataclass(frozen=True)
 class ClientRoles:
-    """Who trains and who is new, and how both are judged."""
+    """The clients that train and new clients, which are evaluated apart."""
 
     kind: Personal = OneModel()
     new: frozenset[ClientId] = frozenset()
@@ -113,27 +124,26 @@ class ClientRoles:
         return cls(kind, kind.new_clients(list(population), config.seed) if kind.new else frozenset())
 
     @property
-    def personal(self) -> bool:
-        """Whether there are personal models at all."""
+    def has_personal_models(self) -> bool:
+        """Whether clients have models of their own."""
         return not isinstance(self.kind, OneModel)
 
-    def trained(self, fleet: Fleet, given: T) -> tuple[Fleet, T]:
+    def without_new(self, fleet: Fleet, given: T) -> tuple[Fleet, T]:
         """The fleet and the task without new clients."""
         task = cast("Any", given)
         if not self.new:
             return fleet, given
         return FleetWithout(fleet, self.new), replace(task, population=PopulationWithout(task.population, self.new))
 
-    def judge(self, fleet: Fleet, run: Run, judged: tuple[str, bool, Mapping[str, bool]]) -> Row:
-        """How clients fare by their own models: `accuracy`, `accuracy_worst` and so on, of new ones `new_accuracy`."""
+    def evaluate(self, fleet: Fleet, run: Run, metrics: tuple[str, bool, Mapping[str, bool]]) -> Row:
+        """Metrics of the clients' own models: `accuracy`, `accuracy_worst` ..., and `new_accuracy` of new clients."""
         row: Row = {}
-        metric, higher, also = judged
-        here = fleet.clients()
-        for prefix, names in (
-            ("", [c for c in here if c not in self.new]),
-            ("new_", [c for c in here if c in self.new]),
-        ):
+        metric, higher_is_better, others = metrics
+        present = fleet.clients()
+        trained = [c for c in present if c not in self.new]
+        new = [c for c in present if c in self.new]
+        for prefix, names in (("", trained), ("new_", new)):
             if names:
-                found = across_clients(fleet, run, names, metric, higher, {**also, "loss": False})
+                found = across_clients(fleet, run, names, metric, higher_is_better, {**others, "loss": False})
                 row |= {prefix + name.removesuffix("_mean"): value for name, value in found.items()}
         return row

@@ -1,4 +1,4 @@
-"""Whether there are as many clients as a configuration counts on; said before the first round."""
+"""Checks before the first round that there are as many clients as the configuration needs."""
 
 import dataclasses
 from collections.abc import Collection
@@ -11,9 +11,9 @@ from mutirao.selection import how_many
 
 
 def check_clients_per_round(config: Any, population: Collection[str]) -> None:
-    """Refuse a round of more clients than there are, if somebody asked for it: a default means "at most so many".
+    """Refuse a number of clients a round above all clients, if it was set; a default means "at most that many".
 
-    Who was excluded counts: a run without a client that withdraws keeps its settings.
+    Excluded clients count, so that a run can be repeated without a client that withdrew and keep its settings.
     """
     clients = len(population) + len(parse_names(config.exclude))
     if config.centralised or not population:
@@ -30,10 +30,10 @@ def check_clients_per_round(config: Any, population: Collection[str]) -> None:
 
 
 def check_min_clients(config: Any, aggregate: AnyAggregator, population: Collection[str]) -> None:
-    """Refuse a method that needs more clients than a round asks, such as Krum where all of them may lie."""
+    """Refuse a method that needs more clients than a round has, such as Krum where all of them could be Byzantine."""
     asked = how_many(config.select.settings.get("count", config.per_round), len(population))
     fewest = as_aggregator(aggregate).fewest
     if not config.centralised and population and asked < fewest:
         part = ", ".join(f"{k}={v}" for k, v in config.aggregate.settings.items())
         how = f"aggregate={config.aggregate.name} with {part}"
-        raise ConfigError(f"{how} needs {fewest} clients a round, and per_round asks {asked}")
+        raise ConfigError(f"{how} needs {fewest} clients a round, but per_round selects {asked}")

@@ -1,4 +1,4 @@
-"""Presets: the field's standard sets by name, each a recipe with the settings that suit its data."""
+"""Presets: standard data sets by name, each a recipe with settings that suit the data."""
 
 import tomllib
 from functools import cache
@@ -12,12 +12,12 @@ HOME = Path(__file__).parent / "standard"
 
 @cache
 def presets() -> dict[str, dict[str, Any]]:
-    """All presets: what each is `about`, the `recipe` it is for, and its settings."""
+    """All presets: what each is `about`, its `recipe`, and its settings."""
     return {file.stem: tomllib.loads(file.read_text("utf-8")) for file in sorted(HOME.glob("*.toml"))}
 
 
 def expand(name: str) -> tuple[str, dict[str, Any]]:
-    """The recipe and settings that a name stands for; a recipe's own stands for itself.
+    """The recipe and settings of a preset; the name of a recipe is returned as it is.
 
     >>> expand("quickstart")
     ('quickstart', {})

@@ -1,4 +1,4 @@
-"""The parts of a flow, made as a configuration asks for them."""
+"""Builds the parts of a flow from a configuration: simulated fleet, selector, aggregator, filter."""
 
 import math
 from typing import Any
@@ -15,7 +15,7 @@ from mutirao.simulation.drift import DriftFleet
 
 
 def simulate(fleet: Fleet, config: Any, run: Run) -> Fleet:
-    """The fleet with the clients' drift, devices and coming and going, if the configuration models any."""
+    """The fleet with simulated drift, devices and availability, if the configuration has any."""
     if config.drift.name != "none":
         fleet = DriftFleet(fleet, build("drift", config.drift), run)
     if config.devices.name != "none":
@@ -26,34 +26,38 @@ def simulate(fleet: Fleet, config: Any, run: Run) -> Fleet:
 
 
 def overcommit_of(config: Any) -> float:
-    """How many times more clients are asked than are wanted; 1 without simulated devices."""
+    """How many times more clients are asked than are needed; 1 without simulated devices."""
     return with_defaults(build("devices", config.devices), DeviceModel).overcommit  # type: ignore[type-abstract]
 
 
 def build_select(config: Any, classes: int | None) -> AnySelector:
-    """The selector that the configuration asks for, of as many clients as are asked in a round."""
-    count, over = config.per_round, overcommit_of(config)
+    """The configured selector, for as many clients as a round asks."""
+    count = config.per_round
+    over = overcommit_of(config)
     if over > 1:
         if "count" in config.select.settings:
-            raise ConfigError("select.count cannot be set with devices.overcommit, which goes by per_round")
-        count = min(1.0, count * over) if isinstance(count, float) else math.ceil(count * over - 1e-9)
+            raise ConfigError("select.count cannot be set with devices.overcommit; set per_round instead")
+        if isinstance(count, float):
+            count = min(1.0, count * over)
+        else:
+            count = math.ceil(count * over - 1e-9)
     return build("select", config.select, count=count, classes=classes, rounds=config.rounds)  # type: ignore[no-any-return]
 
 
 def build_aggregate(config: Any, task: Any, clients: int | None = None) -> AnyAggregator:
-    """The aggregator that the configuration asks for, told what it cannot know, such as how many clients there are."""
+    """The configured aggregator, with what it cannot know by itself, such as the number of clients."""
     population = len(task.population) if clients is None else clients
     about = {"classes": task.classes, "population": population or None, "client_lr": config.lr, "sums": sums_of(config)}
     return build("aggregate", config.aggregate, **about)  # type: ignore[no-any-return]
 
 
 def sums_of(config: Any) -> str:
-    """What the server may look at: each update by itself (`none`), sums (`exact`), or sums with noise (`noised`)."""
+    """What the server sees: single updates (`none`), sums (`exact`), or noised sums (`noised`)."""
     if config.privacy.name in ("central", "local"):
         return "noised"
     return "exact" if config.secure.name != "none" else "none"
 
 
-def build_screen(config: Any, **offers: Any) -> tuple[AnyFilter, ...]:
-    """The filter that the configuration asks for, if any."""
-    return (build("screen", config.screen, **offers),) if config.screen.name != "none" else ()
+def build_screen(config: Any, **context: Any) -> tuple[AnyFilter, ...]:
+    """The configured filter, if any."""
+    return (build("screen", config.screen, **context),) if config.screen.name != "none" else ()

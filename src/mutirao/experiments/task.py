@@ -1,4 +1,4 @@
-"""A recipe is a configuration, a task and a flow; the systems of this project are recipes by name."""
+"""Task and Recipe: a recipe is a configuration class, the task it describes and the flow that trains it."""
 
 import logging
 import sys
@@ -22,7 +22,7 @@ from mutirao.experiments.artifacts import Exhibits
 from mutirao.experiments.async_flow import is_asynchronous, make_asynchronous
 from mutirao.experiments.disclosure import Disclosure, is_private, ordinary_disclosure
 from mutirao.experiments.early_stopping import EarlyStopping
-from mutirao.experiments.group_flow import group_rounds
+from mutirao.experiments.group_flow import federate_groups
 from mutirao.experiments.grouping import (
     Predictions,
     add_signatures,
@@ -44,29 +44,32 @@ from mutirao.training.lr_schedules import Constant
 
 log = logging.getLogger("mutirao")
 
-# Settings that a flow must know of, and why one that does not cannot go with them.
+# Settings that a flow of its own must support (`Recipe.heeds`), and the reason to refuse them where it does not.
 FLOW_SETTINGS = {
-    "privacy": "does not keep to it",
+    "privacy": "does not support it",
     "secure": "looks at single clients",
     "compress": "takes whole updates",
     "drift": "does not model it",
     "personal": "has its own models",
     "cluster": "has one model for all",
 }
-MAX_EVALUATING_CLIENTS = 10_000  # clients that all judge the model at the end, if nobody says how often they are to
-PYTHON = "python"  # what a run is called whose model and data were handed over as objects
-# Where each recipe is and what it does, said here so that listing them imports none of them.
+MAX_EVALUATING_CLIENTS = 10_000  # clients that evaluate the final model by default
+PYTHON = "python"  # the recipe name of runs whose model and data were passed as objects
+# The path and the description of each recipe; they are here so that listing recipes imports none of them.
 NAMES = {
     "quickstart": ("mutirao.systems.quickstart:recipe", "handwritten digits over 50 non-IID clients, in seconds"),
     "ranking": ("mutirao.systems.ranking.recipe:recipe", "learning to rank with FedRisk, on LETOR or generated data"),
     "online": (
         "mutirao.systems.ranking.online.recipe:recipe",
-        "online learning to rank from clicks: FPDGD, users being the clients",
+        "online learning to rank from clicks with FPDGD; each user is a client",
     ),
-    "selection": ("mutirao.systems.selection_lab:recipe", "who takes part in a round: AoI-U and its rivals, on digits"),
+    "selection": (
+        "mutirao.systems.selection_lab:recipe",
+        "client selection: AoI-U and its rivals, on handwritten digits",
+    ),
     "groups": (
         "mutirao.systems.groups_lab.recipe:recipe",
-        "who is alike: one model for each group of clients, liars kept out",
+        "client groups: one model for each group of similar clients, without Byzantine ones",
     ),
     "recsys": (
         "mutirao.systems.recsys.recipe:recipe",
@@ -74,11 +77,11 @@ NAMES = {
     ),
     "cytology": (
         "mutirao.systems.cytology.recipe:recipe",
-        "cervical screening: hospitals train a head on their own slides",
+        "cervical screening: hospitals train a classifier on their own slides",
     ),
     "tabular": (
         "mutirao.systems.tabular.recipe:recipe",
-        "any table, by a column that says whose a row is or a file a site",
+        "any table, partitioned by a column of client names, or one file for each site",
     ),
     "images": (
         "mutirao.systems.images.recipe:recipe",
@@ -90,7 +93,7 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Task:
-    """What the parties work on: what a client does, what each holds, how the model begins and is judged.
+    """The learning problem: the clients' handler and data, the initial model, and how the model is evaluated.
 
     >>> import numpy as np
     >>> from mutirao import Reply
@@ -105,91 +108,99 @@ class Task:
     population: Mapping[ClientId, Any]
     initial: Callable[[], Arrays]
     evaluate: Evaluate | None = None
-    judge: str = "accuracy"  # the metric that names the best round
-    ending: EarlyStopping = (
-        EarlyStopping()
-    )  # whether the run may end before its last round, and what is then said of its best model
-    metrics: tuple[str, ...] = ()  # all that `evaluate` gives, if that is known beforehand
-    directions: Mapping[str, str] = field(default_factory=dict)  # metric -> "higher" or "lower", of less known ones
-    classes: int | None = None  # how many the model tells apart, if it does
-    noise: tuple[float, ...] = ()  # its deviation on each client's inputs, where the partition asks for that
-    secure: Secure = NoSecureAggregation()  # what clients do so that the server sees sums alone
-    compress: Compression = NoCompression()  # how updates are made shorter before they leave
-    agreed: Mapping[str, str] = field(default_factory=dict)  # what clients must have in common, by digest
-    basis: Callable[[], Mapping[str, str]] = dict  # more of that, which no handler sees: a set that is dealt, features
-    evaluate_groups: EvaluateGroups | None = None  # if a group's model is not to be judged by all test data
-    opinions: Predictions | None = None  # what the models of groups say of samples, as probabilities
-    check: Callable[[Arrays, Mapping[ClientId, Any]], None] | None = None  # ConfigError if clients cannot begin with it
-    knows: Any = None  # what the recipe's own flow has to know besides
-    left_out: Mapping[ClientId, str] = field(default_factory=dict)  # who withdrew from what comes before the rounds
-    facts: Mapping[str, Any] = field(default_factory=dict)  # what the run's record keeps of it, and must stay the same
-    exhibits: Exhibits = Exhibits()  # what a run leaves for people besides its record
+    judge: str = "accuracy"  # the metric that defines the best round
+    ending: EarlyStopping = EarlyStopping()
+    metrics: tuple[str, ...] = ()  # all metrics of `evaluate`, if known beforehand
+    directions: Mapping[str, str] = field(default_factory=dict)  # metric -> "higher" or "lower", where not standard
+    classes: int | None = None  # number of classes of a classifier
+    noise: tuple[float, ...] = ()  # its standard deviation on each client's inputs, with partition=noise
+    secure: Secure = NoSecureAggregation()  # how clients hide single updates in sums
+    compress: Compression = NoCompression()  # how clients compress updates
+    agreed: Mapping[str, str] = field(default_factory=dict)  # digests that all clients must have in common
+    basis: Callable[[], Mapping[str, str]] = dict  # more such digests, outside the handler: data, features
+    evaluate_groups: EvaluateGroups | None = None  # if not each group's model on all test data
+    opinions: Predictions | None = None  # class probabilities by each group's model
+    check: Callable[[Arrays, Mapping[ClientId, Any]], None] | None = (
+        None  # ConfigError if the model does not fit the data
+    )
+    knows: Any = None  # context for the recipe's own flow
+    left_out: Mapping[ClientId, str] = field(default_factory=dict)  # clients excluded from what precedes the rounds
+    facts: Mapping[str, Any] = field(default_factory=dict)  # stored with the run; must not change when it resumes
+    exhibits: Exhibits = Exhibits()  # pictures and files of the report
 
     @property
     def higher_is_better(self) -> bool:
-        """Which way `judge` is better; ConfigError if neither the task nor anybody else says."""
-        way = direction_of(self.judge, self.directions)
-        if way is None:
+        """Whether more of the metric `judge` is better; ConfigError if that is not known."""
+        direction = direction_of(self.judge, self.directions)
+        if direction is None:
             right = f"give the Task directions={{{self.judge!r}: 'higher'}}, or 'lower'"
-            raise ConfigError(f"judge: which way {self.judge!r} is better is not declared; {right}")
-        return way == "higher"
+            raise ConfigError(f"judge: it is not known whether a higher {self.judge!r} is better; {right}")
+        return direction == "higher"
 
     @property
     def provides(self) -> frozenset[str]:
-        """What the clients send besides arrays, such as `metrics:loss`."""
+        """What clients can send besides arrays, such as `metrics:loss`."""
         return as_handler(self.handler).provides
 
     @property
     def worker(self) -> AnyHandler:
-        """The handler as a client runs it: what leaves goes into a sum, or is compressed."""
+        """The handler as clients run it, with secure aggregation and compression."""
         return self.compress.at_client(self.secure.at_client(self.handler))
 
     @property
-    def told(self) -> set[str] | None:
-        """The metrics that clients may tell with an update; None if the handler does not say, and any will do."""
+    def update_metrics(self) -> set[str] | None:
+        """The metrics that clients may send with an update; None if the handler declares none, and any are allowed."""
         return names_of(self.provides, "metrics") or None
 
 
 def client_evaluation_interval(config: Any, task: "Task") -> int:
-    """After how many rounds all clients judge the model on their own test data (0: never).
+    """Number of rounds between evaluations on every client's own test data; 0 disables them.
 
-    If nobody says, it is done once, at the end, of simulated clients that have such data and may tell of it. Refused is
-    to judge clients on what they were trained on, before the first round.
+    Defaults to one evaluation after the last round, for simulated clients that have test data and may report metrics.
+    Raises ConfigError before the first round if clients would be evaluated on their training data.
     """
     from mutirao.training.samples import can_evaluate  # late: it brings torch
 
-    asked, rounds = int(config.clients_every), int(config.rounds)
-    if asked > 0 and "evaluate" not in task.provides and not can_evaluate(task.population):
-        raise ConfigError("clients_every: the clients of this task hold no test data of their own to judge by; use 0")
-    if asked:
-        return max(0, asked)
-    others = config.centralised or getattr(config, "sites", False) or len(task.population) > MAX_EVALUATING_CLIENTS
-    told = f"{task.judge}_worst_decile" in task.metrics  # the task sees to it by itself
-    can = f"metrics:{task.judge}" in task.provides and not told and can_evaluate(task.population, surely=True)
-    return rounds if can and not others and not is_private(config) else 0
+    interval = int(config.clients_every)
+    if interval > 0 and "evaluate" not in task.provides and not can_evaluate(task.population):
+        raise ConfigError("clients_every: the clients of this task have no test data of their own; use 0")
+    if interval:
+        return max(0, interval)
+    if config.centralised or getattr(config, "sites", False) or len(task.population) > MAX_EVALUATING_CLIENTS:
+        return 0
+    if f"{task.judge}_worst_decile" in task.metrics:  # the task evaluates single clients itself
+        return 0
+    reports = f"metrics:{task.judge}" in task.provides and can_evaluate(task.population, surely=True)
+    return int(config.rounds) if reports and not is_private(config) else 0
 
 
-def client_metrics(task: Task, all_of_it: bool = True) -> tuple[str, bool, dict[str, bool]]:
-    """What clients are asked of the model: the metric that judges it, and all others that the task has."""
-    names = [*task.metrics, *(["accuracy"] if "metrics:accuracy" in task.provides else [])] if all_of_it else []
-    ways = {metric: direction_of(metric, task.directions) for metric in names}
-    return task.judge, task.higher_is_better, {metric: way == "higher" for metric, way in ways.items() if way}
+def client_metrics(task: Task, with_others: bool = True) -> tuple[str, bool, dict[str, bool]]:
+    """The metric `judge`, whether more of it is better, and the same of the task's other metrics."""
+    names = list(task.metrics) if with_others else []
+    if with_others and "metrics:accuracy" in task.provides:
+        names.append("accuracy")
+    others = {}
+    for metric in names:
+        direction = direction_of(metric, task.directions)
+        if direction:
+            others[metric] = direction == "higher"
+    return task.judge, task.higher_is_better, others
 
 
 def evaluate_clients(fleet: Fleet, config: Any, task: Task, run: Run) -> dict[str, float]:
-    """How the model does at all clients, the worst one, too; that nobody says so ends only a run that asks for it."""
-    asked = client_metrics(task, all_of_it=bool(config.clients_every))
+    """The model's metrics over all clients; a failure is fatal only if `clients_every` is set."""
+    metrics = client_metrics(task, with_others=bool(config.clients_every))
     try:
-        return across_clients(fleet, run, None, *asked)
+        return across_clients(fleet, run, None, *metrics)
     except ConfigError as error:
         if config.clients_every:
             raise
-        log.info("how single clients fare is not known: %s", error)
+        log.info("metrics of single clients are not available: %s", error)
         return {}
 
 
 def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]:
-    """The ordinary flow: rounds of select, train, aggregate, evaluate; of all groups at once if there are any.
+    """The ordinary flow: rounds of select, train, aggregate, evaluate; with groups, one model for each.
 
     >>> import numpy as np
     >>> from mutirao import Common, LocalFleet, Reply, Run
@@ -204,12 +215,16 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
     array([3.])
     """
     if has_groups(config):
-        yield from group_rounds(fleet, config, task, run)
+        yield from federate_groups(fleet, config, task, run)
         return
-    everyone, roll = fleet, ClientRoles.of(config, task.population)
-    fleet, task = roll.trained(fleet, task)
-    fleet = simulate(compress_of(config).at_server(fleet), config, run)  # decoded before a clock holds replies back
-    churns = config.available.name != "always"  # then nobody is waited for: time does not pass in a simulation
+    all_clients = fleet
+    roles = ClientRoles.of(config, task.population)
+    fleet, task = roles.without_new(fleet, task)
+    fleet = simulate(
+        compress_of(config).at_server(fleet), config, run
+    )  # decoded before a simulated clock delays replies
+    # With simulated availability no client is waited for: real time does not pass in a simulation.
+    churns = config.available.name != "always"
     select = build_select(config, task.classes)
     aggregate = build_aggregate(config, task)
     check_clients_per_round(config, task.population)
@@ -219,13 +234,15 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
     secure.check(config, select, aggregate, len(task.population))
     select, aggregate = privacy.at_server(select, aggregate, len(task.population), config)
     filters = build_screen(config)
-    every = client_evaluation_interval(config, task)
+    interval = client_evaluation_interval(config, task)
     check_needs(task.provides, *Cohort(select, aggregate, filters=filters).parts)
     fleet = secure.at_server(fleet, task.provides)
     fleet, select = make_asynchronous(
         fleet, config, run, select, aggregate, len(task.population), classes=task.classes, rounds=config.rounds
     )
-    few = config.min_replies or (1 if is_asynchronous(aggregate) else None)  # None: half of the selected
+    min_replies = config.min_replies or None  # None: half of the selected clients
+    if min_replies is None and is_asynchronous(aggregate):
+        min_replies = 1
     rounds = train(
         run,
         fleet,
@@ -236,22 +253,22 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
         evaluate=task.evaluate,
         evaluate_every=config.evaluate_every,
         config=agreement_config(task.agreed),
-        patience=Patience(min_replies=few, wait=0.0 if churns else config.wait),
+        patience=Patience(min_replies=min_replies, wait=0.0 if churns else config.wait),
         expect=1 if churns else len(task.population),
         size_cap=config.size_cap,
-        metrics=task.told,
+        metrics=task.update_metrics,
     )
     for done in within_budget(rounds, run, config.rounds, privacy, lambda: [(run.memory, aggregate)]):
-        if roll.personal:
+        if roles.has_personal_models:
             if run.round % config.evaluate_every == 0 or run.round == config.rounds:
-                done.row.update(roll.judge(everyone, run, client_metrics(task)))
-        elif every and run.round % every == 0:
-            done.row.update(evaluate_clients(everyone, config, task, run))
+                done.row.update(roles.evaluate(all_clients, run, client_metrics(task)))
+        elif interval and run.round % interval == 0:
+            done.row.update(evaluate_clients(all_clients, config, task, run))
         yield done
 
 
 def no_extra_disclosure(config: Any, task: Task) -> Disclosure:
-    """Of recipes with the ordinary flow."""
+    """For recipes with the ordinary flow."""
     return Disclosure()
 
 
@@ -274,38 +291,37 @@ class Recipe:
     config: type[Common]
     task: Callable[[Any], Task]
     flow: Callable[[Fleet, Any, Task, Run], Iterator[Round]] = federate
-    heeds: frozenset[str] = (
-        frozenset()
-    )  # the settings of `FLOW_SETTINGS` that a flow of its own keeps to; `federate` does to all
-    name: str = ""  # what a recipe is called that is no attribute of a module
-    asks: Callable[[Any, Task], Disclosure] = (
-        no_extra_disclosure  # what a flow of its own asks, besides the ordinary one's
-    )
+    heeds: frozenset[str] = frozenset()  # `FLOW_SETTINGS` that a flow of its own supports; `federate` supports all
+    name: str = ""  # for recipes that are no attribute of a module
+    asks: Callable[[Any, Task], Disclosure] = no_extra_disclosure  # what a flow of its own exchanges in addition
 
     def disclosure(self, config: Any, task: Task) -> Disclosure:
-        """All that a task's clients may be asked, and all that leaves them besides the model, with these settings."""
+        """All requests to the task's clients with these settings, and all that leaves them besides model updates."""
         select = build_select(config, task.classes)
         aggregate = build_aggregate(config, task)
         own = self.asks(config, task) | group_disclosure(config, task)
         parts = Cohort(select, aggregate, filters=build_screen(config)).parts
-        judged = (
-            client_evaluation_interval(config, task) > 0 or config.personal.name != "none" or "evaluate" in own.requests
-        )
-        return ordinary_disclosure(task, parts, judged) | own
+        personal = config.personal.name != "none"
+        evaluated = personal or "evaluate" in own.requests or client_evaluation_interval(config, task) > 0
+        return ordinary_disclosure(task, parts, evaluated) | own
 
     def prepare(self, config: Any) -> Task:
-        """The task as the parties work on it: without those who are excluded, clients seeing to their privacy."""
-        for key, why in FLOW_SETTINGS.items():
-            if (asked := getattr(config, key).name) != "none" and self.flow is not federate and key not in self.heeds:
-                raise ConfigError(f"{key}={asked}: the flow of this recipe {why}; use none")
-        personal_of(config)  # refuses what it does not go with before anything is read
+        """The task as it is trained: without excluded clients, and with privacy, groups and drift in the handler."""
+        if self.flow is not federate:
+            for key, why in FLOW_SETTINGS.items():
+                if key not in self.heeds and (name := getattr(config, key).name) != "none":
+                    raise ConfigError(f"{key}={name}: the flow of this recipe {why}; use none")
+        personal_of(config)  # both refuse wrong combinations before any data are read
         check_groups(config)
         task = replace(self.task(config), secure=secure_of(config), compress=compress_of(config))
         if config.partition.name == "noise" and not task.noise:
             raise ConfigError("partition=noise: this recipe does not change its clients' inputs; use another partition")
         if config.schedule.name != "constant" and as_handler(task.handler).schedule in (None, Constant()):
-            raise ConfigError(f"schedule={config.schedule.name}: this task's clients keep to one rate; use constant")
-        if names := [c for c in parse_names(config.exclude) if c not in task.left_out or c in task.population]:
+            raise ConfigError(
+                f"schedule={config.schedule.name}: this task's clients train with one learning rate; use constant"
+            )
+        names = [c for c in parse_names(config.exclude) if c not in task.left_out or c in task.population]
+        if names:
             task = replace(task, population=PopulationWithout(task.population, names))
         task = make_grouped(make_personal(task, config), config)
         handler = as_handler(task.handler)
@@ -315,20 +331,21 @@ class Recipe:
 
 
 def drift_with(config: Any, handler: AnyHandler, task: Task) -> AnyHandler:
-    """The handler, with the data of clients changing as the configuration says."""
+    """The handler with the configured drift of the clients' data."""
     if config.drift.name == "none":
         return handler
-    drift, around = build("drift", config.drift), DriftContext(task.population, config.seed, task.classes)
-    check_drift(drift, around)
-    return DriftHandler(handler, drift, around)
+    drift = build("drift", config.drift)
+    context = DriftContext(task.population, config.seed, task.classes)
+    check_drift(drift, context)
+    return DriftHandler(handler, drift, context)
 
 
 def recipe_name(recipe: Recipe) -> str:
-    """The name or dotted path by which `find` gives this very recipe; its own, or none, if it is in no module."""
+    """The name or dotted path by which `find` returns this recipe; its own name, or none, if it is in no module."""
     if recipe.name:
         return recipe.name
     modules = {k: m for k, m in sys.modules.items() if isinstance(m, ModuleType) and k != "__main__"}
-    home = recipe.task.__module__  # before those that only import it from there
+    home = recipe.task.__module__  # searched first: other modules may import it from there
     for module in sorted(modules, key=lambda name: name != home):
         for attribute, value in list(vars(modules[module]).items()):
             if value is recipe:
@@ -344,7 +361,7 @@ def find(name: str) -> Recipe:
     ('Config', 40)
     """
     if name == PYTHON:
-        right = "call mutirao.run there again, with the same model and data, and resume=True to go on with it"
+        right = "call mutirao.run again with the same model and data, and resume=True to continue it"
         raise ConfigError(f"a run of {name!r} was started from Python with mutirao.run; {right}")
     if ":" not in name and name not in NAMES:
         raise ConfigError(f"no recipe is called {name!r}{nearest(name, NAMES)}")

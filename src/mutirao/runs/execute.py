@@ -212,10 +212,10 @@ def build_summary(
 
 def evaluate_best(folder: Folder, task: Task, run: Run, best: Row | None) -> dict[str, Any]:
     """The test metrics of the best model, if validation data chose it; empty for other runs."""
-    if task.ending.measure is None or best is None:
+    if task.ending.final_metrics is None or best is None:
         return {}
     best_model, _ = load_arrays(folder.checkpoints / "best.safetensors")
-    found = task.ending.measure(run, best_model)
+    found = task.ending.final_metrics(run, best_model)
     final = metrics_in_row(run.history[-1]) | found
     reason = f"after round {run.round}, {run.round - best['round']} rounds after the best"
     directions = {metric: way for metric in final if (way := direction_of(metric, task.directions))}

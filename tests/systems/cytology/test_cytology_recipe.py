@@ -149,8 +149,11 @@ def test_hospitals_tell_the_figures_of_the_test_set_of_what_they_keep_back(feder
     ("more", "says"),
     [
         ({"validation": 0.0}, "judge_by=vali: .* validation=0 keeps nothing; use validation=0.2"),
-        ({"privacy": "local"}, "judge_by=vali: .* with privacy=local they tell nothing but updates; use privacy=none"),
-        ({"secure": "secagg+"}, "judge_by=vali: .* they tell nothing but updates; use secure=none"),
+        (
+            {"privacy": "local"},
+            "judge_by=vali: .* with privacy=local nothing but updates may leave them; use privacy=none",
+        ),
+        ({"secure": "secagg+"}, "judge_by=vali: .* nothing but updates may leave them; use secure=none"),
     ],
 )
 def test_where_hospitals_cannot_judge_they_are_not_asked_to(federation: Path, more: dict[str, Any], says: str) -> None:

@@ -170,7 +170,7 @@ def test_a_policy_lets_moments_leave_only_if_it_says_so(tmp_path: Path) -> None:
     task = recipe.prepare(config)
     exchange = recipe.disclosure(config, task)
     assert {"profile", "evaluate", "train"} <= set(exchange.requests)
-    assert (exchange.extras, exchange.comes) == (("profile",), ("scale",))
+    assert (exchange.extras, exchange.request_extras) == (("profile",), ("scale",))
     about = {"seed": 0, "round": 0}
 
     def ask(policy: Policy, do: str) -> str:

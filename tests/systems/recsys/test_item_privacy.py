@@ -176,4 +176,4 @@ def test_what_is_asked_of_users_is_what_a_policy_lists() -> None:
     ):
         config = resolve(RECIPE.config, {}, list(settings.items()))
         found = RECIPE.disclosure(config, RECIPE.prepare(config))
-        assert ("rows" in found.requests, found.comes, found.extras) == (requests, (), extras)
+        assert ("rows" in found.requests, found.request_extras, found.extras) == (requests, (), extras)

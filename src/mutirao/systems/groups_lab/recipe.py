@@ -17,7 +17,7 @@ from mutirao.errors import ConfigError
 from mutirao.experiments.artifacts import Exhibits, Picture
 from mutirao.experiments.disclosure import Disclosure
 from mutirao.experiments.group_evaluation import GAIN
-from mutirao.experiments.group_flow import GroupOptions, group_rounds
+from mutirao.experiments.group_flow import GroupOptions, federate_groups
 from mutirao.experiments.group_references import SERVED_MODELS, References, compare_with_references, directions_of
 from mutirao.experiments.grouping import (
     group_settings_in,
@@ -218,7 +218,7 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         malicious=knows.liars,
         compare=partial(compare_with_references, settings=references_of(config)) if has_references(config) else None,
     )
-    yield from group_rounds(fleet, config, task, run, kind)
+    yield from federate_groups(fleet, config, task, run, kind)
 
 
 def references_of(config: Config) -> References:

@@ -158,7 +158,7 @@ def evaluate_rows(trainer: Any, test: Any, arrays: Arrays) -> dict[str, float]:
 def disclosure(config: Config, task: Task) -> Disclosure:
     """Clients send a profile unless a schema is given, use the agreed schema, and may evaluate on held-out rows."""
     if privacy_guarantee(config):
-        return Disclosure(comes=(SCHEMA,))
+        return Disclosure(request_extras=(SCHEMA,))
     profile = () if task.knows.client.own else (PROFILE,)
     return Disclosure((*profile, "evaluate") if config.test else profile, (SCHEMA,), profile)
 
