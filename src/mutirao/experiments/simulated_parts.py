@@ -37,10 +37,7 @@ def build_select(config: Any, classes: int | None) -> AnySelector:
     if over > 1:
         if "count" in config.select.settings:
             raise ConfigError("select.count cannot be set with devices.overcommit; set per_round instead")
-        if isinstance(count, float):
-            count = min(1.0, count * over)
-        else:
-            count = math.ceil(count * over - 1e-9)
+        count = min(1.0, count * over) if isinstance(count, float) else math.ceil(count * over - 1e-9)
     return build("select", config.select, count=count, classes=classes, rounds=config.rounds)  # type: ignore[no-any-return]
 
 
