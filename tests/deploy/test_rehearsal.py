@@ -168,4 +168,4 @@ def test_the_commands_of_the_compose_file_bring_a_site_to_its_server(volumes: Pa
             processes.stop(volumes / service)
     assert [processes_of(volumes / service) for service in first] == [[], []]
     shutil.rmtree(volumes)
-    assert os.environ.get(processes.MARK) is None
+    assert os.environ.get(processes.FOLDER_VARIABLE) is None

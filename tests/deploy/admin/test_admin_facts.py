@@ -223,7 +223,7 @@ def test_broken_records_are_said_and_the_rest_is_shown(sites: list[Node]) -> Non
     facts = overview(node, works=False)
     assert facts["totals"]["sent"] == 1
     assert facts["budget"] is None
-    assert ["was altered" in p or "nobody knows what was spent" in p for p in facts["problems"]] == [True, True]
+    assert ["was altered" in p or "the privacy spent is unknown" in p for p in facts["problems"]] == [True, True]
     node.policy_file.write_text("nonsense = 1\n")
     assert "unknown key 'nonsense'" in overview(node, works=False)["problems"][0]
 

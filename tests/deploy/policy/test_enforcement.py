@@ -228,7 +228,7 @@ def test_noise_that_the_run_adds_by_itself_is_counted(policy: Policy) -> None:
 
 def test_a_damaged_ledger_stops_everything(policy: Policy) -> None:
     policy.ledger.write_text("{")
-    with pytest.raises(Damaged, match="nobody knows what was spent"):
+    with pytest.raises(Damaged, match="the privacy spent is unknown"):
         Ledger(policy.ledger)
     strict = replace(policy, reply=quiet(), privacy=PrivacyRules(clip=1.0, noise=10.0, budget=4.0))
     with pytest.raises(Exception, match="Damaged at the site"):

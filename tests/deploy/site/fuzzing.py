@@ -219,8 +219,8 @@ def send_all(link: socket.socket, content: bytes) -> None:
         link.sendall(content)
 
 
-def heralds(draw: Draw) -> None:
-    """The arguments a herald is given."""
+def fork_servers(draw: Draw) -> None:
+    """The arguments a fork server is given."""
     content = json.dumps(["--token", "abc", "--parent-pid", "1"]).encode()
     words = words_in(
         damaged(draw, content) if draw.random() < 0.5 else json.dumps(twisted(draw, ["--token", "x"])).encode()
@@ -362,14 +362,14 @@ def checkpoints(draw: Draw) -> None:
             load_arrays(path)
 
 
-NAMES = ("frames", "living worker", "herald", "messages", "trails", "policies", "checkpoints")
+NAMES = ("frames", "living worker", "fork server", "messages", "trails", "policies", "checkpoints")
 Targets = dict[str, Callable[[Draw], None]]
 
 
 def targets() -> Targets:
     """All of them, by name."""
     settings_in({})  # imports torch, which takes long the first time
-    parts = (frames, Living(), heralds, messages, trails, policies, checkpoints)
+    parts = (frames, Living(), fork_servers, messages, trails, policies, checkpoints)
     return dict(zip(NAMES, parts, strict=True))
 
 

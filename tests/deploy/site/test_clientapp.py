@@ -1,4 +1,4 @@
-"""The herald: it forks a client process for each call, lives on after nonsense, and ends with its SuperNode."""
+"""The fork server: it forks a client process for each call, lives on after nonsense, and ends with its SuperNode."""
 
 import os
 import signal
@@ -31,15 +31,15 @@ def test_a_call_is_taken_by_a_new_process_and_nonsense_by_none(
         words = ["--token", "x", "--insecure", "--runtime-api-address", f"127.0.0.1:{deaf.getsockname()[1]}"]
         words += ["--parent-pid", str(parent.pid)]
         folder = launcher.folder_of(parent.pid)
-        assert not launcher.delegate(words)  # there is no herald yet
+        assert not launcher.delegate(words)  # there is no fork server yet
         clientapp.start_fork_server(parent.pid, words)
-        pid = int((folder / "herald.pid").read_text())
+        pid = int((folder / "forkserver.pid").read_text())
         clientapp.start_fork_server(parent.pid, words)
-        assert int((folder / "herald.pid").read_text()) == pid  # one is enough
-        assert until((folder / "herald").exists)
+        assert int((folder / "forkserver.pid").read_text()) == pid  # one is enough
+        assert until((folder / "forkserver").exists)
         for nonsense in (b"", b"{", b'["--token", 7]', b"[" * 50000):
             with socket.socket(socket.AF_UNIX) as link:
-                link.connect(str(folder / "herald"))
+                link.connect(str(folder / "forkserver"))
                 if nonsense:
                     link.sendall(nonsense)
         assert launcher.delegate(words)

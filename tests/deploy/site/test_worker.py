@@ -22,7 +22,7 @@ from mutirao.deploy.policy.enforcement import PolicyHandler, Requester
 from mutirao.deploy.policy.rules import Policy, ReplyRules, RequestRules
 from mutirao.deploy.site import launcher
 from mutirao.deploy.site.task_stamp import TaskSpec
-from mutirao.deploy.site.worker_client import LONGEST_LOG, WorkerClient, log_path
+from mutirao.deploy.site.worker_client import MAX_LOG, WorkerClient, log_path
 from mutirao.errors import Refused
 from mutirao.runs.audit_trail import check_chain
 
@@ -206,6 +206,6 @@ def test_what_a_worker_warns_of_is_among_the_sites_logs(tmp_path: Path, monkeypa
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "site"))
     log = log_path("mutirao.deploy.site.worker", tmp_path)
     assert log == tmp_path / "site" / "logs" / "worker.log"
-    log.write_bytes(bytes(LONGEST_LOG + 1))
+    log.write_bytes(bytes(MAX_LOG + 1))
     assert not log_path("mutirao.deploy.site.worker", tmp_path).exists()
-    assert (log.parent / "worker.1.log").stat().st_size > LONGEST_LOG
+    assert (log.parent / "worker.1.log").stat().st_size > MAX_LOG

@@ -1,6 +1,6 @@
-"""The site's policy around any handler: what is asked is judged before it is done, what came of it before it leaves.
+"""A site's policy enforced around any handler: requests are checked before the work, replies before they leave.
 
-The seam: a handler is `(request, site) -> reply`, and so is `guarded(handler, policy)`. It runs in the site's own
+A handler is `(request, site) -> reply`, and so is `guarded(handler, policy)`. It runs in the site's own
 process with the site's installed code; a refusal is raised as `Refused`, which every fleet turns into a failure of
 kind `refused` that names the rule. `deploy/flower/client.py` calls `approve` before a task is made and puts `guarded`
 around its handler, if the node has a policy; whatever else a site is run by does the same with the same two calls.
@@ -34,12 +34,12 @@ from mutirao.selection import PROBE_SAMPLES
 Facts = dict[str, Any]
 VALIDATED = "val_"  # how the names of metrics begin that a client finds on samples it has kept back while it trains
 WITHOUT_DATA = {KEYS, SHARES, UNMASK, AGREE}  # nothing leaves that depends on data: stages of a sum, an agreement
-UNCOUNTED = "a budget is kept here, and this reply has no noise that could be counted"
+UNCOUNTED = "this site has a privacy budget, and this reply has no noise that could be counted"
 
 
 @dataclass(frozen=True)
 class Requester:
-    """Who asks, as far as a site can know: which run, for which recipe, and where the server's own trail stands."""
+    """The origin of a request, as far as a site can know it: run, recipe, and the head of the server's audit trail."""
 
     run: str = ""
     recipe: str = ""
@@ -48,7 +48,7 @@ class Requester:
     repeatable: bool = False  # whether the noise of this run comes from its seed
 
     def facts(self) -> Facts:
-        """What the trail says of it."""
+        """The facts for the audit trail."""
         facts = {"site": self.site, "run": self.run, "recipe": self.recipe, "server": dict(self.server)}
         return {k: v for k, v in facts.items() if v}
 
@@ -59,16 +59,16 @@ def approve(
     run_config: Mapping[str, Scalar],
     settle: Callable[[], Mapping[str, Scalar]] | None = None,
 ) -> Requester:
-    """Judge a recipe and its settings; a refusal is written down and raised. The asker comes back with what is known.
+    """Check a recipe and its settings; a refusal is recorded and raised. Returns the completed requester.
 
-    What the server says is judged before anything of the recipe is imported, then what comes of it with the recipe's
-    defaults and the site's own settings: `settle()`. Without that, the site's own code reads what the server says.
+    The server's settings are checked before the recipe is imported; then the result of `settle()`, which adds the
+    recipe's defaults and the site's own settings. Without `settle`, the site's own code reads the server's settings.
     """
     with hide_errors(policy, asker.facts()):
         refuse_if_paused(policy)
         replaces = settle is not None
         policy.approve(asker.recipe, run_config, replaces)
-        own = policy.pinned.get(asker.recipe, {})  # what is not said is as agreed on
+        own = policy.pinned.get(asker.recipe, {})  # unset settings are as agreed
         settings = settle() if settle else {**own, **dict(assignments(run_config))}
         policy.hold(asker.recipe, settings, replaces)
     return replace(asker, repeatable=bool(repeatable_settings(settings)))
@@ -76,7 +76,7 @@ def approve(
 
 @contextlib.contextmanager
 def hide_errors(policy: Policy, about: Facts) -> Iterator[None]:
-    """Write down what goes wrong; the server learns of a rule or of a kind of error, never an error's text."""
+    """Record errors; the server learns the rule or the type of an error, never its text."""
     try:
         yield
     except Refused as error:
@@ -85,7 +85,7 @@ def hide_errors(policy: Policy, about: Facts) -> Iterator[None]:
         raise
     except Exception as error:
         write_event(policy, "raised", reason=failure_of(error).reason, **about)
-        raise MutiraoError(f"{type(error).__name__} at the site, whose own records say more") from error
+        raise MutiraoError(f"{type(error).__name__} at the site; see the site's own records") from error
 
 
 def write_event(policy: Policy, event: str, **facts: Any) -> None:
@@ -95,36 +95,38 @@ def write_event(policy: Policy, event: str, **facts: Any) -> None:
 
 @dataclass(frozen=True)
 class SampleCounts:
-    """How many samples a site holds to train on, and to judge by; None if that cannot be known without using them."""
+    """Number of a site's training and test samples; None if they cannot be counted without being used."""
 
     train: int | None = None
     test: int | None = None
 
     @classmethod
     def of(cls, data: Any) -> "SampleCounts":
-        """Counted in a site's data."""
+        """Count the samples in a site's data."""
         if isinstance(data, cls):
             return data
         if isinstance(data, tuple | list):
-            counted = [part for part in data if not isinstance(part, tuple | dict)]  # several inputs are no rows
+            counted = [
+                part for part in data if not isinstance(part, tuple | dict)
+            ]  # a tuple or dict of several inputs has no rows
             sizes = {len(part) for part in counted if hasattr(part, "__len__")}
             return cls(sizes.pop() if len(sizes) == 1 else None)
         return cls(count_samples(getattr(data, "train", data)), count_samples(getattr(data, "test", None)))
 
     def used_by(self, do: str) -> int | None:
-        """How many of them a request may use at most."""
+        """Upper bound on the samples that a request uses."""
         return self.test if do in ("evaluate", "take") else self.train
 
 
 def count_samples(samples: Any) -> int | None:
-    """How many samples there are, if they can be counted: rows in batches, or of a table."""
+    """Number of samples, if they can be counted: rows of batches or of a table."""
     countable = hasattr(samples, "__len__") and (hasattr(samples, "batch") or hasattr(samples, "columns"))
     return len(samples) if countable else None
 
 
 @dataclass(frozen=True)
 class PolicyHandler:  # it reads as what it does: guarded(handler, policy)
-    """A handler under a policy: `(request, site) -> reply`, or `Refused` with the rule.
+    """A handler under a policy: it returns a reply that may leave, or raises `Refused` with the rule.
 
     >>> import numpy as np
     >>> from mutirao.deploy.policy.rules import Asked, Leaving, Policy
@@ -140,49 +142,52 @@ class PolicyHandler:  # it reads as what it does: guarded(handler, policy)
     handler: AnyHandler
     policy: Policy
     asker: Requester = field(default_factory=Requester)
-    secure: Secure = NoSecureAggregation()  # what is judged in the clear leaves as this makes it
-    compress: Compression = NoCompression()  # and then as this does
+    secure: Secure = NoSecureAggregation()  # applied after the checks, which see plain arrays
+    compress: Compression = NoCompression()  # applied last
 
     def __call__(self, request: Request, site: Site) -> Reply:
-        """The reply as the site lets it leave."""
+        """Check the request, do the work, and return the reply as it may leave."""
         about = self.asker.facts() | {"site": site.id, "do": str(request.do)[:40]}
         about["round"] = request.config.get("round", 0)
         came = {"bytes": nbytes(request.arrays) + nbytes(request.extras), "model": digest(request.arrays)}
         if request.extras:
             came["extras"] = sorted(name[:80] for name in request.extras)
-        if told := hyperparameters_in(request):
-            came["told"] = [f"{k}={str(v)[:40]}" for k, v in sorted(told.items())]
+        if hyperparameters := hyperparameters_in(request):
+            came["told"] = [f"{k}={str(v)[:40]}" for k, v in sorted(hyperparameters.items())]
         write_event(self.policy, "asked", **came, **about)
         with hide_errors(self.policy, about):
             refuse_if_paused(self.policy)
             spent = site.state.get(RELEASES)
-            leaving = self.compress.at_client(self.secure.at_client(self.judge))(request, site)
+            leaving = self.compress.at_client(self.secure.at_client(self.checked_reply))(request, site)
             return self.let_go(leaving, new_releases(spent, site.state.get(RELEASES)), about)
 
-    def judge(self, request: Request, site: Site) -> Reply:
-        """What the handler does, if it may be asked, as far as it may leave."""
-        held, spent = self.before(request, site), site.state.get(RELEASES)
+    def checked_reply(self, request: Request, site: Site) -> Reply:
+        """The handler's reply, checked before and after."""
+        counts = self.before(request, site)
+        spent = site.state.get(RELEASES)
         reply = self.handler(request, site)
         by_handler = new_releases(spent, site.state.get(RELEASES))
-        return self.after(request, reply, held, noised=len(by_handler) > 0)
+        return self.after(request, reply, counts, noised=len(by_handler) > 0)
 
     def before(self, request: Request, site: Site) -> SampleCounts:
-        """Refuse what may not be asked, without doing it; how many samples are here, if that can be known."""
-        asked, held = self.policy.asked, SampleCounts.of(site.data)
+        """Refuse a request that is not allowed; returns the sample counts."""
+        asked = self.policy.asked
+        counts = SampleCounts.of(site.data)
         if request.do not in asked.requests:
-            right = f"; without it this site takes no part: add {AGREE!r} to requests" if request.do == AGREE else ""
-            raise Refused("asked.requests", f"{str(request.do)[:40]!r} may not be asked here{right}")
+            remedy = f"; without it this site takes no part: add {AGREE!r} to requests" if request.do == AGREE else ""
+            raise Refused("asked.requests", f"{str(request.do)[:40]!r} may not be asked here{remedy}")
         for name in sorted(request.extras):
             if not is_allowed(name, asked.extras):
                 raise Refused("asked.extras", "one of the extras of the request may not come in", name[:80])
         pins = self.policy.pinned.get(self.asker.recipe, {})
         check_model(pins, request.do, request.arrays)
-        told = hyperparameters_in(request)
+        hyperparameters = hyperparameters_in(request)
         for name in BY_METHODS:
-            if name in told and not is_allowed(f"{name}={told[name]}", asked.told):
-                raise Refused("asked.told", f"{name}={str(told[name])[:40]} may not be told here")
-        check_pins({k: v for k, v in {**pins, **self.policy.settings}.items() if k in told}, told)
-        if held.train is not None and held.train < asked.min_samples:
+            if name in hyperparameters and not is_allowed(f"{name}={hyperparameters[name]}", asked.told):
+                raise Refused("asked.told", f"{name}={str(hyperparameters[name])[:40]} is not allowed here")
+        agreed = {**pins, **self.policy.settings}
+        check_pins({k: v for k, v in agreed.items() if k in hyperparameters}, hyperparameters)
+        if counts.train is not None and counts.train < asked.min_samples:
             raise Refused("asked.min_samples", f"fewer than {asked.min_samples} samples are here")
         probed = request.config.get("probe_samples", PROBE_SAMPLES)
         if (request.do == "probe" or "probe_samples" in request.config) and repr(probed) != repr(asked.probe_samples):
@@ -190,16 +195,16 @@ class PolicyHandler:  # it reads as what it does: guarded(handler, policy)
         wanted = {name.strip() for name in str(request.config.get("extras", "")).split(",")}
         if (request.do == "probe" or wanted - {"", "squared_errors"}) and asked.probe_samples < asked.min_samples:
             raise Refused("asked.min_samples", f"a probe uses {asked.probe_samples} samples, fewer than the least")
-        return held
+        return counts
 
-    def after(self, request: Request, reply: Reply, held: SampleCounts, noised: bool = False) -> Reply:
-        """The reply as it may leave; Refused if it may not. `noised`: by the handler, which has counted it."""
+    def after(self, request: Request, reply: Reply, counts: SampleCounts, noised: bool = False) -> Reply:
+        """The reply as it may leave; Refused if it may not. `noised`: the handler added noise and accounted for it."""
         rules = self.policy.reply
         if not isinstance(reply, Reply):
-            raise Refused("reply", "the handler gave no Reply")
+            raise Refused("reply", "the handler returned no Reply")
         if request.do == AGREE:
-            return self.bare(reply)
-        self.count_samples(request.do, reply, held, noised)
+            return self.agreement_only(reply)
+        self.check_counts(request.do, reply, counts, noised)
         for name in sorted(reply.arrays):
             if not is_allowed(name, rules.arrays):
                 raise Refused("reply.arrays", "an array of the reply may not leave", name[:80])
@@ -209,34 +214,40 @@ class PolicyHandler:  # it reads as what it does: guarded(handler, policy)
         n = max(1, reply.n // rules.samples_step * rules.samples_step)
         arrays = reply.arrays
         if self.policy.privacy.clip and arrays:
-            arrays = self.cover(request, arrays)
+            arrays = self.clip_and_noise(request, arrays)
             n = 1 if self.policy.privacy.noise else n  # there is no noise on the number of samples
         out = Reply(arrays, extras, metrics, n)
         if (size := bytes_of(out)) > rules.largest:
             raise Refused("reply.largest", f"the reply has {size} bytes, {rules.largest} are the most")
         return out
 
-    def bare(self, reply: Reply) -> Reply:
-        """Whoever agrees says no more than that, and what may leave of versions and counts."""
+    def agreement_only(self, reply: Reply) -> Reply:
+        """An agreement without arrays and metrics; of its extras, what may leave."""
         keeps_account = bool(self.policy.privacy.budget or self.policy.privacy.run_budget)
         extras = {k: v for k, v in reply.extras.items() if is_allowed(k, self.policy.reply.extras)}
         return Reply({}, {} if keeps_account else extras, {}, 1)
 
-    def count_samples(self, do: str, reply: Reply, held: SampleCounts, noised: bool) -> None:
-        """Refuse a reply made from too few samples, or from all but too few, of whom a difference would tell."""
-        least, here = self.policy.asked.min_samples, held.used_by(do)
+    def check_counts(self, do: str, reply: Reply, counts: SampleCounts, noised: bool) -> None:
+        """Refuse a reply from too few samples, or one that leaves out too few: differences of replies reveal those."""
+        least = self.policy.asked.min_samples
+        here = counts.used_by(do)
         if noised and here is not None and reply.n == 1:
-            return  # there is no noise on the number of samples, so it does not tell it; enough are here
+            return  # with noise the number of samples is hidden as 1, and was checked before the work
         if reply.n < least:
             raise Refused("asked.min_samples", f"fewer than {least} samples were used")
         if here is not None and 0 < here - reply.n < least:
             raise Refused("asked.min_samples", f"fewer than {least} of the samples that are here were left out")
-        if held.test is not None and held.test < least and any(name.startswith(VALIDATED) for name in reply.metrics):
+        if (
+            counts.test is not None
+            and counts.test < least
+            and any(name.startswith(VALIDATED) for name in reply.metrics)
+        ):
             raise Refused("asked.min_samples", f"fewer than {least} samples were kept back to validate on")
 
-    def cover(self, request: Request, arrays: Arrays) -> Arrays:
-        """An update clipped and noised as the policy asks for; what is no update cannot be, and is refused."""
-        cover, model = self.policy.privacy, request.arrays
+    def clip_and_noise(self, request: Request, arrays: Arrays) -> Arrays:
+        """An update, clipped and noised as the policy requires; arrays that are not an update are refused."""
+        privacy = self.policy.privacy
+        model = request.arrays
         if request.do != "train" or {k.removesuffix(ROWS) for k in arrays} != model.keys():
             raise Refused("privacy.clip", "only an update of the model that was sent can be clipped")
         full = to_dense(model, arrays)
@@ -244,20 +255,21 @@ class PolicyHandler:  # it reads as what it does: guarded(handler, policy)
             same = full[name].shape == sent.shape and (full[name].dtype.kind == "f") == (sent.dtype.kind == "f")
             if not same:  # only floats are clipped, so that a model sent as whole numbers would leave as it is
                 raise Refused("privacy.clip", "an array of the update is of another kind or shape than sent", name[:80])
-        update, _ = clip_update(model, full, cover.clip)
-        return add_noise(model, update, Secret(), cover.noise * cover.clip)  # whole numbers: as sent
+        update, _ = clip_update(model, full, privacy.clip)
+        return add_noise(model, update, Secret(), privacy.noise * privacy.clip)  # integers: as sent
 
     def permit(self, kind: str, values: dict[str, Any], patterns: tuple[str, ...]) -> dict[str, Any]:
-        """The values whose names may leave; others are taken out or end it, as the policy says."""
+        """The values that may leave, by name; others are removed, or refused, as the policy says."""
         for name in sorted(values):
             if not is_allowed(name, patterns) and not self.policy.reply.remove:
                 raise Refused(f"reply.{kind}", f"one of the {kind} of the reply may not leave", name[:80])
         return {k: v for k, v in values.items() if is_allowed(k, patterns)}
 
     def let_go(self, reply: Reply, by_handler: Releases, about: Facts) -> Reply:
-        """Enter what the reply costs into the ledger, then into the trail; only then it may leave."""
-        refuse_if_paused(self.policy)  # it may have been paused while this was made
-        cover, spent = self.policy.privacy, None
+        """Charge the reply to the ledger and record it in the audit trail; only then it may leave."""
+        refuse_if_paused(self.policy)  # it may have been paused during the work
+        cover = self.policy.privacy
+        spent = None
         if (cover.budget or cover.run_budget) and about["do"] not in WITHOUT_DATA:
             own = add_releases(None, cover.noise / 2, 1.0, 1) if cover.noise and reply.arrays else NOTHING
             known = without_noise(by_handler) if self.asker.repeatable else by_handler
@@ -273,10 +285,10 @@ class PolicyHandler:  # it reads as what it does: guarded(handler, policy)
 
 
 def hyperparameters_in(request: Request) -> dict[str, Scalar]:
-    """What a request tells to train by."""
+    """The training hyperparameters in a request."""
     return {name: request.config[name] for name in HYPERPARAMETERS if name in request.config}
 
 
 def bytes_of(reply: Reply) -> int:
-    """How many bytes of numbers a reply holds."""
+    """Size of a reply's numbers in bytes."""
     return nbytes(reply.arrays) + nbytes(reply.extras) + 8 * (len(reply.metrics) + 1)

@@ -1,4 +1,4 @@
-"""What a run must be like at a site: settings by their values, the model by a digest of its arrays' shapes.
+"""Pins of a policy: settings by their values, and the model by a digest of its arrays' names, types and shapes.
 
 A server that may choose the model, the batch size or the number of steps can choose them so that single samples stand
 in an update (`mutirao drill leak` shows it). A policy pins them, by default to what the recipe says.
@@ -52,7 +52,7 @@ def settings_at_site(recipe: str, sets: Iterable[tuple[str, Any]]) -> dict[str, 
 
 @functools.lru_cache(maxsize=2)
 def prepared(recipe: str, sets: tuple[tuple[str, Any], ...] = ()) -> tuple[Any, Task]:
-    """A recipe's configuration with these settings, and its task: reading the data is done once for all that asks."""
+    """A recipe's configuration with these settings, and its task; cached, so that data are read once."""
     found = find(recipe)
     config = resolve(found.config, {}, sets)
     return config, found.prepare(config)

@@ -57,12 +57,12 @@ METRICS = {
     "entropy": "how undecided the model is, in the mean",
     "rms_loss": "root of the mean squared loss",
     "gradient_norm": "length of the gradient",
-    "reach": "how far the steps of a round reach: rate and number of steps, of which samples follow",
+    "reach": "learning rate times number of steps, from which the number of samples follows",
     "start_loss": "mean loss of the model that was sent, before training, over all samples here",
     "shown_ndcg": "how good the rankings were that this user saw (nDCG), in the mean",
     "shown_loss": "what they lacked where there was something to find",
-    "epsilon": "privacy spent so far; it tells of no data",
-    "epsilon_next": "privacy that one more round would take it to; it tells of no data",
+    "epsilon": "privacy spent so far; it reveals no data",
+    "epsilon_next": "privacy spent after one more round; it reveals no data",
 }
 
 
@@ -74,7 +74,7 @@ def policy_for(recipes: Sequence[str] = (), sets: Sequence[tuple[str, Any]] = ()
     text, needed, unknown = policy_template(recipes, sets), Disclosure(), list[str]()
     for name in recipes:
         if ":" in name and not isinstance(load_name(name), Recipe):
-            unknown.append(f"{name} is code of this site: only its authors know what it asks and tells")
+            unknown.append(f"{name} is code of this site: only its authors can say what it needs")
             continue
         try:
             needed |= find(name).disclosure(*prepared(name, tuple(sets)))

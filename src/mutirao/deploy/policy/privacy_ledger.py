@@ -1,4 +1,4 @@
-"""The privacy account of a site on its own disk: what each run was allowed to learn, and what that adds up to."""
+"""A site's privacy ledger on disk: the noisy releases of each run, and their total epsilon."""
 
 import contextlib
 import functools
@@ -19,7 +19,7 @@ from mutirao.runs.audit_trail import Audit
 
 
 class Ledger:
-    """Releases by run, in a JSON file that is replaced whole; hold `alone` while you read, decide and write."""
+    """Releases by run, in a JSON file that is replaced whole; hold `exclusive` while you read, decide and write."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,14 +31,14 @@ class Ledger:
             for run, rows in content["runs"].items():
                 self.runs[str(run)] = np.array(rows, np.float64).reshape(-1, 3)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise Damaged(f"{path} cannot be read: without it nobody knows what was spent") from error
+            raise Damaged(f"{path} cannot be read: without it the privacy spent is unknown") from error
 
     def total(self) -> Releases:
         """The releases of all runs."""
         return functools.reduce(join_releases, self.runs.values(), NOTHING)
 
     def charge(self, cover: PrivacyRules, run: str, releases: Releases) -> float:
-        """Enter releases of a run and write the file; Refused, and nothing written, if a budget does not allow them."""
+        """Add releases of a run and write the file; Refused, and nothing written, if they exceed a budget."""
         mine = join_releases(self.runs.get(run, NOTHING), releases)
         everything = join_releases(self.total(), releases)
         for rule, table, budget in (
@@ -67,12 +67,12 @@ def cost(table: Releases, cover: PrivacyRules) -> float:
 
 
 def without_noise(table: Releases) -> Releases:
-    """The same releases with noise that the server knows, which is none: their epsilon is infinite."""
+    """The same releases without noise, as the server knows it and can subtract it: their epsilon is infinite."""
     return functools.reduce(lambda out, row: add_releases(out, 0.0, row[1], int(row[2])), table.tolist(), NOTHING)
 
 
 def new_releases(before: Releases | None, after: Releases | None) -> Releases:
-    """What a request added to a table of releases."""
+    """The releases that a request added to a table."""
     table = NOTHING
     old = {(n, r): t for n, r, t in (NOTHING if before is None else before).tolist()}
     for noise, rate, times in (NOTHING if after is None else after).tolist():
@@ -90,7 +90,7 @@ def exclusive(path: Path) -> Iterator[None]:
 
 
 def append_event(trail: Path, event: str, **facts: Any) -> None:
-    """Write an event to an audit trail to which other processes write, too."""
+    """Append an event to an audit trail that other processes write, too."""
     with exclusive(trail):
         Audit(trail).append(event, **facts)
 

@@ -1,4 +1,4 @@
-"""What a site allows, in a file of its own: whatever `policy.toml` does not allow is refused."""
+"""The rules of a site's `policy.toml`: whatever they do not allow is refused."""
 
 import math
 import re
@@ -19,10 +19,10 @@ from mutirao.selection import PROBE_SAMPLES
 
 NOT_SETTINGS = {"recipe", "set", "out", "resume", "timeout"}  # keys of a run configuration that set nothing in a recipe
 PATH_MARKS = (":", "/", "\\", "~")  # text that may name code or files
-REPEATABLE = "repeatable"  # the setting of a part that draws its noise from the run's seed, which the server knows
-PREDICTABLE = "noise from the run's seed can be taken off again by whoever knows the seed; only the site may allow it"
+REPEATABLE = "repeatable"  # the setting that derives noise from the run's seed, which is known to the server
+PREDICTABLE = "noise from the run's seed can be subtracted by anyone with the seed; only the site may allow it"
 PAUSED = "paused"  # a file beside the policy: the site's pause switch
-SPENT = ("epsilon", "epsilon_next")  # metrics that tell of the account of privacy, and of no data
+SPENT = ("epsilon", "epsilon_next")  # metrics of the privacy account, which reveal no data
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class RequestRules:
 
     requests: tuple[str, ...] = ()
     min_samples: int = 1  # of those used, and of those left out if any are
-    probe_samples: int = PROBE_SAMPLES  # this many and no other: two probes that differ by a sample tell of that one
+    probe_samples: int = PROBE_SAMPLES  # exactly: two probes that differ by one sample would reveal that sample
     names: tuple[str, ...] = ()  # paths and dotted names the server may set, letter by letter
     extras: tuple[str, ...] = ()  # what may come in besides the model; names may hold `*`
-    told: tuple[str, ...] = ()  # what a method may tell to train by, `name=value`; they may hold `*`
+    told: tuple[str, ...] = ()  # hyperparameters that a method may send, `name=value`; they may hold `*`
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,14 @@ class Policy:
     paused: Path = Path(PAUSED)  # while this file is there, nothing is answered
 
     def __post_init__(self) -> None:
-        cover, reply = self.privacy, self.reply
+        cover = self.privacy
+        reply = self.reply
         if cover.noise and not cover.clip:
             raise ConfigError("privacy.noise needs privacy.clip: noise is measured against the longest update")
-        told = [*(reply.extras if cover.noise else ()), *(m for m in reply.metrics if m not in SPENT)]
-        if (cover.budget or cover.run_budget) and told:
+        exposed = [name for name in reply.metrics if name not in SPENT]
+        if cover.noise:
+            exposed += reply.extras
+        if (cover.budget or cover.run_budget) and exposed:
             raise ConfigError("with a privacy budget reply.extras and reply.metrics must be empty: they are not noised")
 
     def approve(self, recipe: str, run_config: Mapping[str, Scalar], replaces: bool = True) -> None:
@@ -138,7 +141,7 @@ class Policy:
 
 
 def repeatable_settings(settings: Mapping[str, Scalar]) -> list[str]:
-    """The settings by which noise is drawn from the run's seed."""
+    """The settings that derive noise from the run's seed."""
     return [k for k, v in settings.items() if k.lower().endswith(REPEATABLE) and v is not False]
 
 
@@ -255,7 +258,7 @@ def policy_template(recipes: Iterable[str] = (), sets: Iterable[tuple[str, Any]]
 
 TEMPLATE = """\
 # What this site allows. It belongs to the site: nothing the server sends can change it.
-# Whatever is not allowed here is refused, each decision is written to the audit trail, and the server is told
+# Whatever is not allowed here is refused, each decision is written to the audit trail, and the server learns
 # which rule it was. Check it with: mutirao site check policy.toml
 
 [recipes]
@@ -289,15 +292,15 @@ probe_samples = 100
 names = []
 # Arrays that a request may carry besides the model, by name, such as the schema of tables; * stands for any letters.
 extras = []
-# What the server's method may tell this site to train by, such as "mu=0.1", the pull of FedProx towards the model that
+# Hyperparameters that the server's method may send, such as "mu=0.1", the pull of FedProx towards the model that
 # was sent. A server that chooses it freely can undo all steps but the last, and read single samples out of an update.
 told = []
 
 [reply]
 # What may leave, by name; * stands for any letters. arrays = ["*"] allows the whole model.
 arrays = []
-# The extra squared_errors, which FedRisk needs, tells the error of each single sample. Beside the answer to agree a
-# site may tell its "versions", and "counts": how many samples it has of each class.
+# The extra squared_errors, which FedRisk needs, reveals the error of each single sample. Beside the answer to agree a
+# site may send its "versions", and "counts": how many samples it has of each class.
 extras = []
 metrics = []
 # true: other metrics and extras are taken out; false: a reply that has any is refused.

@@ -1,11 +1,11 @@
-"""`flwr-clientapp` as a site runs it: the site's installed code answers, and no code that came over the network.
+"""`flwr-clientapp` as a site runs it: it executes the site's installed code, never code from the network.
 
-Flower sends the app of a run, code and all, to every SuperNode, which starts `flwr-clientapp` for each message. A
-policy binds only if that program ignores the code. `own_command(folder)` writes such a `flwr-clientapp` into a folder;
-a SuperNode started with that folder first in its PATH runs it. Nothing is unpacked, nothing is installed.
+Flower sends the app of a run with its code to every SuperNode, which starts `flwr-clientapp` for each message. A policy
+is only effective if that program ignores the code. `write_clientapp(folder)` writes such a `flwr-clientapp`; a SuperNode
+started with that folder first in its PATH runs it. Nothing is unpacked or installed.
 
-The first message also starts the site's herald: a process that has imported Flower and this project, works on nothing,
-and forks a client process for each later message, so that not each of them has to import all that again.
+The first message also starts the site's fork server: a process that has imported Flower and mutirao, and forks a client
+process for each later message, so that the imports are paid once.
 """
 
 import importlib
@@ -40,7 +40,7 @@ def write_clientapp(folder: Path, task: str = "") -> Path:
 
 
 def write_command(folder: Path, words: Sequence[str], name: str = COMMAND) -> Path:
-    """A command of that name that runs these words with its own arguments after them."""
+    """Write a shell script that runs these words followed by its own arguments."""
     path = folder / name
     write_whole(path, f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
     path.chmod(0o755)
@@ -48,7 +48,7 @@ def write_command(folder: Path, words: Sequence[str], name: str = COMMAND) -> Pa
 
 
 def main() -> None:
-    """Answer the message that a SuperNode holds for us."""
+    """Answer the message that the SuperNode has for this process."""
     words = sys.argv[1:]
     parent = launcher.parent_in(words)
     if os.environ.get("MUTIRAO_WORKER", "on").lower() not in launcher.WORKER_OFF:
@@ -58,18 +58,18 @@ def main() -> None:
 
 
 def prepare() -> None:
-    """Import all that a client process needs, and put our functions in place of those that load a server's code."""
+    """Import all that a client process needs, and replace the functions of Flower that load the server's code."""
     importlib.import_module("mutirao.flower")
 
-    def leave_it(*_: Any, **__: Any) -> None:
-        """The app that the server sent stays packed."""
+    def do_not_unpack(*_: Any, **__: Any) -> None:
+        """The app that the server sent is not unpacked."""
 
     for internal in (flower_patches.UNPACK, flower_patches.FOLDER):
-        flower_patches.patch(internal, lambda _: leave_it)
+        flower_patches.patch(internal, lambda _: do_not_unpack)
 
 
 def answer_one_message(words: list[str], parent: int) -> None:
-    """What Flower's own command does, without importing the whole SuperNode for it, which takes half a second."""
+    """Do what Flower's own command does, without importing the whole SuperNode, which takes half a second."""
     import argparse
 
     from flwr.common.args import add_args_flwr_app_common, try_obtain_flwr_app_token
@@ -100,7 +100,7 @@ def answer_one_message(words: list[str], parent: int) -> None:
 
 
 def load_later(name: str) -> Any:
-    """A function of the site by its dotted path, imported when it is called: mostly the worker does that."""
+    """A function of the site by its dotted path, imported when it is called: usually only the worker calls it."""
 
     def task_of(context: Any) -> Any:
         return load_name(name)(context)
@@ -110,27 +110,27 @@ def load_later(name: str) -> Any:
 
 
 def start_fork_server(parent: int, words: list[str]) -> None:
-    """Start the herald of this SuperNode; if it cannot be, every message goes the long way, and no harm is done."""
+    """Start the fork server of this SuperNode; if that fails, each message just pays for its own imports."""
     task = next((word.removeprefix("--task=") for word in words if word.startswith("--task=")), "")
     try:
         folder = launcher.folder_of(parent)
         with file_lock(folder / "lock"):
-            if not (folder / "herald.pid").exists() or not launcher.start_ticks(
-                int((folder / "herald.pid").read_text())
-            ):
-                about = ["--herald", str(parent), code_stamp(task), task]
-                process = start_background("mutirao.deploy.site.clientapp", folder, *about)
-                write_whole(folder / "herald.pid", str(process.pid), durable=False)
+            record = folder / "forkserver.pid"
+            if not record.exists() or not launcher.start_ticks(int(record.read_text())):
+                arguments = ["--fork-server", str(parent), code_stamp(task), task]
+                process = start_background("mutirao.deploy.site.clientapp", folder, *arguments)
+                write_whole(record, str(process.pid), durable=False)
     except (OSError, ValueError, launcher.WorkerDied):
         return
 
 
 def serve_forks(folder: Path, parent: int, made_of: str, task: str) -> None:
-    """Fork a client process for each message, as long as the SuperNode lives and the code is what it was."""
+    """Fork a client process for each message, as long as the SuperNode lives and the code does not change."""
     prepare()
-    born, last = launcher.start_ticks(parent), time.monotonic()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
-    listener = listen_at(folder / "herald", 16)
+    born = launcher.start_ticks(parent)
+    last = time.monotonic()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for the children
+    listener = listen_at(folder / launcher.FORK_SERVER, 16)
     while born and launcher.start_ticks(parent) == born and time.monotonic() - last < IDLE:
         try:
             link = listener.accept()[0]
@@ -141,8 +141,8 @@ def serve_forks(folder: Path, parent: int, made_of: str, task: str) -> None:
             if not launcher.same_user(link):
                 continue
             if code_stamp(task) != made_of:
-                (folder / "herald.pid").unlink(missing_ok=True)
-                break  # whoever called does it the long way, and starts another herald
+                (folder / "forkserver.pid").unlink(missing_ok=True)
+                break  # the launcher becomes the client process itself, and starts another fork server
             link.settimeout(launcher.GREETING_TIMEOUT)
             try:
                 text, files, _, _ = socket.recv_fds(link, launcher.MOST, 2)
@@ -157,7 +157,7 @@ def serve_forks(folder: Path, parent: int, made_of: str, task: str) -> None:
 
 
 def words_in(text: bytes) -> list[str] | None:
-    """The arguments a caller sent; None if that is something else."""
+    """The arguments that a launcher sent; None for anything else."""
     try:
         words = json.loads(text)
     except (ValueError, RecursionError):
@@ -166,7 +166,7 @@ def words_in(text: bytes) -> list[str] | None:
 
 
 def become_client(link: socket.socket, words: list[str], files: list[int]) -> None:
-    """Go on as the process that was called, with its output, and tell it that this one does the work."""
+    """Take over from the launcher, with its output, and confirm to it that this process does the work."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     code = 1
     try:
@@ -186,7 +186,7 @@ def become_client(link: socket.socket, words: list[str], files: list[int]) -> No
 
 
 if __name__ == "__main__":
-    if sys.argv[2:3] == ["--herald"]:
+    if sys.argv[2:3] == ["--fork-server"]:
         serve_forks(Path(sys.argv[1]), int(sys.argv[3]), sys.argv[4], sys.argv[5])
     else:
         main()

@@ -1,4 +1,4 @@
-"""What a site has of what all parties agree on, shown so that two engineers can compare it by telephone."""
+"""Digests of what all parties must agree on, short enough to be compared by telephone."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ from mutirao.deploy.policy.rules import Policy
 from mutirao.experiments.party_agreement import require_agreement
 from mutirao.experiments.task import find
 
-SHORT = 12  # characters of a digest that are read out
+SHORT = 12  # characters of a digest that are shown
 
 
 @dataclass(frozen=True)
 class AgreedDigests:
-    """What a site holds for a recipe: digests by name, all of them as one, and its samples by class if it knows."""
+    """A site's digests for a recipe by name, and its samples by class if they are known."""
 
     recipe: str
     digests: dict[str, str]
@@ -24,21 +24,22 @@ class AgreedDigests:
 
     @property
     def all(self) -> str:
-        """One digest of all, which is the same wherever each is."""
+        """One digest of all digests."""
         return fingerprint(self.digests)
 
     def words(self) -> str:
-        """The same in one line."""
-        told = [f"{name} {digest[:SHORT]}" for name, digest in sorted(self.digests.items())]
+        """All of it in one line."""
+        shown = [f"{name} {digest[:SHORT]}" for name, digest in sorted(self.digests.items())]
         classes = ", ".join(f"{name} {count}" for name, count in self.counts.items())
-        held = [f"{sum(self.counts.values())} pictures: {classes}"] if classes else []
-        return "; ".join([f"{self.recipe} {self.all[:SHORT]}", *told, *held])
+        if classes:
+            shown.append(f"{sum(self.counts.values())} pictures: {classes}")
+        return "; ".join([f"{self.recipe} {self.all[:SHORT]}", *shown])
 
 
 def agreed_digests_of(policy: Policy, client: ClientId) -> Iterator[AgreedDigests | tuple[str, str]]:
-    """Of each recipe that a policy allows what the site holds, or the recipe's name and why that cannot be told.
+    """For each recipe that a policy allows its digests, or the recipe's name and why they are not available.
 
-    Settings are those the policy pins and insists on; what the server chooses freely is as the recipe has it.
+    Settings are those that the policy pins or sets; others have the recipe's defaults.
     """
     for recipe in policy.recipes:
         pinned = {k: v for k, v in policy.pinned.get(recipe, {}).items() if k != ARCHITECTURE}
@@ -47,5 +48,5 @@ def agreed_digests_of(policy: Policy, client: ClientId) -> Iterator[AgreedDigest
             task = require_agreement(find(name).prepare(config))
             count = getattr(task.population, "counts", None)
             yield AgreedDigests(recipe, {**task.basis(), **task.agreed}, count(client) if callable(count) else {})
-        except Exception as error:  # a site's own data may raise anything: whoever asks is told which recipe it was
+        except Exception as error:  # reading a site's data may raise anything
             yield recipe, " ".join(str(error).split())[:300] or type(error).__name__

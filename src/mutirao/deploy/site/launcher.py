@@ -1,8 +1,8 @@
-"""`flwr-clientapp` in a hundredth of a second: hand the message to a process that has imported everything already.
+"""`flwr-clientapp` in a hundredth of a second: delegate the message to a fork server that has imported everything.
 
-A SuperNode starts this file, by its path and with Python's standard library alone, for every message. It passes its
-arguments to the site's herald (`clientapp.py`), which forks a process for them. If there is no herald, or it says no,
-this process becomes the ordinary client process, which starts one.
+A SuperNode starts this file by its path, with Python's standard library alone, for every message. It passes its
+arguments to the site's fork server (`clientapp.py`), which forks a process for them. Without a fork server this process
+becomes the ordinary client process, which starts one.
 """
 
 import contextlib
@@ -14,19 +14,20 @@ import sys
 import tempfile
 from pathlib import Path
 
+FORK_SERVER = "forkserver"  # the name of its socket
 MOST = 64 * 1024  # bytes of arguments
-GREETING_TIMEOUT = 10.0  # seconds in which a herald or a worker says whether it is the right one
+GREETING_TIMEOUT = 10.0  # seconds in which a fork server or a worker must answer
 WORKER_OFF = {"off", "no", "false", "0"}  # values of MUTIRAO_WORKER, and of `worker` in a node's configuration
 
 
 class WorkerDied(Exception):
-    """Whoever should do the work went away before it answered, or cannot be trusted."""
+    """The worker or fork server ended before it answered, or cannot be trusted."""
 
 
 def folder_of(parent: int) -> Path:
-    """The folder of a SuperNode's herald and worker: nobody else may look into it."""
+    """The folder with the sockets of a SuperNode's fork server and worker, accessible to this user alone."""
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    if len(str(base)) > 60:  # a socket's path has some hundred letters at most
+    if len(str(base)) > 60:  # the path of a Unix socket has at most 108 bytes
         base = Path("/tmp")
     top = base / f"mutirao-{os.getuid()}"
     folder = top / f"{parent}-{start_ticks(parent)}"
@@ -39,7 +40,7 @@ def folder_of(parent: int) -> Path:
 
 
 def start_ticks(pid: int) -> str:
-    """When a process began, so that another one with its number is not taken for it; empty if it has ended."""
+    """When a process started, which tells it from a later one with its id; empty if it has ended."""
     with contextlib.suppress(OSError):
         state, *rest = (
             Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
@@ -53,7 +54,7 @@ def start_ticks(pid: int) -> str:
 
 
 def same_user(link: socket.socket) -> bool:
-    """Whether the process at the other end is ours; where the system cannot say, the folder's mode must do."""
+    """Whether the peer is a process of this user; otherwise the folder's mode protects the socket."""
     if not hasattr(socket, "SO_PEERCRED"):
         return True
     _, user, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
@@ -67,10 +68,10 @@ def parent_in(words: list[str]) -> int:
 
 
 def delegate(words: list[str]) -> bool:
-    """Whether the herald took the message: its new process says so itself, so that nobody does it twice."""
+    """Whether the fork server took the message; its new process confirms it, so that no message is handled twice."""
     with contextlib.suppress(OSError, WorkerDied), socket.socket(socket.AF_UNIX) as link:
         link.settimeout(GREETING_TIMEOUT)
-        link.connect(str(folder_of(parent_in(words)) / "herald"))
+        link.connect(str(folder_of(parent_in(words)) / FORK_SERVER))
         if same_user(link):
             socket.send_fds(link, [json.dumps(words).encode()], [1, 2])
             return link.recv(1) == b"1"
@@ -78,7 +79,7 @@ def delegate(words: list[str]) -> bool:
 
 
 def main() -> None:
-    """Hand over, or do it the long way."""
+    """Delegate the message, or become the client process."""
     words = sys.argv[1:]
     if os.environ.get("MUTIRAO_WORKER", "on").lower() in WORKER_OFF or not delegate(words):
         os.execv(sys.executable, [sys.executable, "-m", "mutirao.deploy.site.clientapp", *words])

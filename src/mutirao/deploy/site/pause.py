@@ -13,13 +13,13 @@ from mutirao.io import write_whole
 
 
 def refuse_if_paused(policy: Policy) -> None:
-    """Refused while the site is paused; the file is looked at each time, so that no process has to start again."""
+    """Raise Refused while the site is paused; the file is checked each time, so that no process has to restart."""
     if is_paused(policy):
         raise Refused(PAUSED, "this site is paused by those who run it")
 
 
 def is_paused(policy: Policy) -> bool:
-    """Whether the switch is there, whatever it holds: even a link that leads nowhere counts."""
+    """Whether the file exists, whatever it contains: even a broken link counts."""
     return os.path.lexists(policy.paused)
 
 
@@ -31,11 +31,11 @@ def paused_since(policy: Policy) -> str:
 
 
 def set_pause(folder: Path, on: bool = True) -> bool:
-    """Turn the switch of the site in this folder and write that down; tells whether it was turned."""
+    """Pause or resume the site in this folder and record it in the audit trail; whether anything changed."""
     policy = load_policy(load_node(folder).policy_file)
     if is_paused(policy) == on:
         return False
-    if on:  # at each moment the trail says no less than what holds
+    if on:  # pause first, then record it: the trail never claims a pause that is not there
         write_whole(policy.paused, "while this file is here, the site answers nothing\n")
         append_event(policy.audit, "paused")
     else:

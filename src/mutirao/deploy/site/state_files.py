@@ -1,7 +1,8 @@
-"""A site's state on its own disk, a file a round: it outlives the SuperNode, and a round made again begins as before.
+"""A site's state on disk, one file a round: it outlives the SuperNode, and a repeated round starts from the same state.
 
-Flower keeps the state of a node in memory, for one Flower run. A run of ours may take several, and make a round anew
-whose reply was lost; so the state is kept by our run, known by the first hash of the server's trail, and by round.
+Flower keeps the state of a node in memory, for one Flower run. A run of ours may take several Flower runs, and repeat a
+round if a reply was lost. So states are stored by run (identified by the first hash of the server's audit trail) and
+by round.
 """
 
 import logging
@@ -17,20 +18,22 @@ from mutirao.io import load_arrays, save_arrays
 
 log = logging.getLogger("mutirao")
 
-ROUNDS = 5  # of a run whose states are kept
-RUNS = 8
+ROUNDS = 5  # latest rounds of a run that are kept
+RUNS = 8  # latest runs that are kept
 
 
 class States:
     """The states of one run at this site, in `folder/<run>`."""
 
     def __init__(self, folder: Path, run: str) -> None:
-        self.top, self.folder = folder, folder / run[:32]
+        self.top = folder
+        self.folder = folder / run[:32]
         self.now = self.folder / "now.safetensors"
 
     def before(self, do: str, number: int) -> tuple[int, Arrays]:
-        """The state with which a request of a round begins, and the round it is of: training begins after an earlier
-        round, whatever else is asked sees the latest there is.
+        """The round and the state with which a request begins.
+
+        Training starts from the state after an earlier round; other requests see the latest state.
         """
         last = number - 1 if do == "train" else number
         for n in sorted(self.rounds(), reverse=True):
@@ -44,7 +47,7 @@ class States:
         return 0, {}
 
     def keep(self, number: int, state: Arrays) -> None:
-        """Write the state after a round; those of long past rounds and runs are removed."""
+        """Write the state after a round, and remove those of old rounds and runs."""
         now = {k: v for k, v in state.items() if k.startswith(FLEETING)}
         if now:
             save_arrays(self.now, now, {})
@@ -60,9 +63,9 @@ class States:
             shutil.rmtree(folder, ignore_errors=True)
 
     def take_fleeting(self) -> Arrays:
-        """What is of the round being made: secrets of a sum.
+        """Take the secrets of the current round's secure sum from disk.
 
-        It is gone until it is kept again: of two processes at once only one has it, and one that fails leaves none.
+        They are gone until they are saved again: of two concurrent processes only one gets them.
         """
         mine = self.now.with_name(f"taken.{os.getpid()}.safetensors")
         try:
@@ -77,10 +80,10 @@ class States:
             mine.unlink(missing_ok=True)
 
     def rounds(self) -> list[int]:
-        """The rounds whose states are here."""
+        """The rounds with a stored state."""
         found = (re.fullmatch(r"state_(\d+)\.safetensors", f.name) for f in self.folder.glob("state_*"))
         return [int(m[1]) for m in found if m]
 
     def file(self, number: int) -> Path:
-        """Where the state after a round lies."""
+        """The file of the state after a round."""
         return self.folder / f"state_{number:06d}.safetensors"

@@ -1,8 +1,8 @@
-"""The SuperNode as a site runs it: one that is not let in yet waits and tries again, instead of ending.
+"""The SuperNode as a site runs it: while it is not admitted it waits and tries again, instead of exiting.
 
-Flower's own ends at once when the server does not know its key yet, and also when it is started again soon after it
-was killed: for about a minute the server takes the dead one for alive, and lets in no second one with that key. It
-also ends for good when it meets a certificate that is not in order, such as one that has expired.
+Flower's own exits at once if the server does not know its key yet. It also does if it restarts soon after it was
+killed: for about a minute the server takes the old process for alive, and admits no second one with that key. And it
+exits for good on an invalid certificate, such as an expired one.
 """
 
 import contextlib
@@ -21,59 +21,60 @@ log = logging.getLogger("mutirao")
 
 NOT_ADMITTED = "not let in yet"
 SKEWED = "the clocks differ too much, or the key is damaged"
-UNKNOWN = "the server does not know this site's key, or takes the process before this one for alive"
-UNPROVEN = "the server's certificate is not in order"
+UNKNOWN = "the server does not know this site's key, or still has a connection of its former process"
+UNPROVEN = "the server's certificate is invalid"
 EXPIRED = "it has expired: the server renews it with: mutirao site renew"
 PAUSE = 3.0
 
 
 def retry_until_admitted(activate: Callable[[Any, Any], Any], pause: float = PAUSE) -> Callable[[Any, Any], Any]:
-    """Flower's request to be let in, repeated until it is granted; trouble with the network is left to Flower."""
+    """Repeat Flower's activation request until the server admits the site; network errors are left to Flower."""
 
     def until_let_in(client: Any, request: Any) -> Any:
-        told = None
+        logged = None
         while True:
             try:
                 return activate(client, request)
-            except Exception as error:  # httpx's; only what the server itself answered has a response
+            except Exception as error:  # of httpx; only answers of the server itself have a response
                 status = getattr(getattr(error, "response", None), "status_code", None)
                 if status is None or status in (502, 503, 504):
                     raise
-                if status != told:
+                if status != logged:
                     log.warning("%s (%s): %s; trying again", NOT_ADMITTED, status, SKEWED if status == 401 else UNKNOWN)
-                    told = status
+                    logged = status
                 time.sleep(pause)
 
     return until_let_in
 
 
 def retry_on_bad_certificate(make: Callable[[], Any]) -> Callable[[], Any]:
-    """Flower's maker of what tries again, whose makes try again also when the server's certificate is not in order.
+    """Wrap Flower's factory of retry policies: they also retry if the server's certificate is invalid.
 
-    Nothing is sent to such a server, so that to wait costs nothing; one that renews its certificate has its sites back.
+    Nothing is sent to such a server, so waiting is safe; once the certificate is renewed, the site connects again.
     """
 
-    def made() -> Any:
-        again = make()
-        gives_up, told = again.should_giveup, set[str]()
+    def make_patient() -> Any:
+        retry = make()
+        gives_up = retry.should_giveup
+        logged: set[str] = set()
 
         def is_over(error: Exception) -> bool:
             why = str(error)
             if "certificate verify failed" not in why.lower():
                 return bool(gives_up is not None and gives_up(error))
-            if why not in told:
+            if why not in logged:
                 log.warning("%s: %s; %s", NOT_ADMITTED, UNPROVEN, EXPIRED if "expired" in why else why)
-                told.add(why)
+                logged.add(why)
             return False
 
-        again.should_giveup = is_over
-        return again
+        retry.should_giveup = is_over
+        return retry
 
-    return made
+    return make_patient
 
 
 def main() -> None:
-    """`flower-supernode`, patient; takes the same options."""
+    """`flower-supernode` that waits for admission; it takes the same options."""
     from flwr.supernode.cli import flower_supernode
 
     log.addHandler(logging.StreamHandler(sys.stderr))
@@ -84,19 +85,20 @@ def main() -> None:
         flower_patches.FOLDER,
         flower_patches.LOAD,
     )
-    if odd := flower_patches.unverified_changes(*at_sites):
-        log.warning(odd)
+    if changes := flower_patches.unverified_changes(*at_sites):
+        log.warning(changes)
     flower_patches.patch(flower_patches.ACTIVATE, retry_until_admitted)
     flower_patches.patch(flower_patches.RETRY, retry_on_bad_certificate)
-    flower_supernode()  # whoever ends it on purpose ends the process
+    flower_supernode()  # a deliberate stop ends the whole process
     restart()
 
 
 def restart(pause: float = 4 * PAUSE) -> None:
-    """Begin again as the same process. Flower gives up when the server answers what it does not expect, and then hangs:
-    the connection is gone, but a thread of its own keeps the process alive.
+    """Restart in place, as the same process.
+
+    On an unexpected answer of the server, Flower closes the connection and hangs: a thread keeps the process alive.
     """
-    log.warning("Flower gave the connection up; starting anew in %g s", pause)
+    log.warning("Flower closed the connection; restarting in %g s", pause)
     for child in children():
         with contextlib.suppress(OSError):
             os.kill(child, signal.SIGTERM)
@@ -105,7 +107,7 @@ def restart(pause: float = 4 * PAUSE) -> None:
 
 
 def children() -> list[int]:
-    """The processes this one has started, where the system tells."""
+    """The child processes of this one, where the system lists them."""
     with contextlib.suppress(OSError):
         tasks = Path(f"/proc/{os.getpid()}/task").iterdir()
         return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]

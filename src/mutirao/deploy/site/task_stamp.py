@@ -1,4 +1,4 @@
-"""What a task is made of, and the stamp of the code, environment and data that a process needs to work on it."""
+"""The specification of a task, and a stamp of the code, environment and data it is made from."""
 
 import contextlib
 import hashlib
@@ -12,13 +12,13 @@ from pathlib import Path
 
 from mutirao.core.fleet import Scalar
 
-MOST_FILES = 5000  # of a data folder that are looked at for changes
+MOST_FILES = 5000  # of a data folder that are checked for changes
 WHOLE = ("flwr", "numpy", "torch")  # packages that an installer replaces as a whole
 
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """What a task is made of: the site's own function or else a recipe, and all its settings."""
+    """What a task is made from: the site's own function or a recipe, and all settings."""
 
     name: str  # the client's
     task: str = ""  # the site's own function from Flower's context to a Task; empty: the recipe of the run
@@ -29,15 +29,15 @@ class TaskSpec:
     instead: Mapping[str, Scalar] = field(default_factory=dict)  # settings the site insists on
 
     def key(self) -> str:
-        """The same for orders that give the same task."""
+        """Equal for specifications of the same task."""
         return json.dumps(asdict(self), sort_keys=True)
 
 
-def stamp(order: TaskSpec) -> str:
-    """What a worker has to be made of: the installed code, the environment, the data, by their names and dates."""
-    recipe = str(order.run_config.get("recipe", ""))
-    sha = hashlib.sha256(code_stamp(order.task, recipe if ":" in recipe else "").encode())
-    for table in (order.node_config, order.instead):
+def stamp(spec: TaskSpec) -> str:
+    """A digest of the installed code, the environment and the data, by names and modification times."""
+    recipe = str(spec.run_config.get("recipe", ""))
+    sha = hashlib.sha256(code_stamp(spec.task, recipe if ":" in recipe else "").encode())
+    for table in (spec.node_config, spec.instead):
         if isinstance(data := table.get("data"), str):
             for line in dates_in(Path(data).expanduser()):
                 sha.update(line.encode())
@@ -45,7 +45,7 @@ def stamp(order: TaskSpec) -> str:
 
 
 def code_stamp(*names: str) -> str:
-    """The installed code, with that of the packages these dotted names are in, and the environment."""
+    """A digest of the installed code, of the packages of these dotted names, and of the environment."""
     sha = hashlib.sha256(f"{sys.executable} {sys.version}".encode())
     for top in sorted({"mutirao", *WHOLE, *(name.partition(":")[0].partition(".")[0] for name in names)} - {""}):
         for line in dates_of_package(top):
@@ -57,7 +57,7 @@ def code_stamp(*names: str) -> str:
 
 
 def dates_of_package(top: str) -> list[str]:
-    """The source files of a package with sizes and dates; of one that is not ours its first file says enough."""
+    """The source files of a package with sizes and dates; for third-party packages one file is enough."""
     with contextlib.suppress(ImportError, ValueError):
         spec = importlib.util.find_spec(top)
         if spec is not None and spec.origin:

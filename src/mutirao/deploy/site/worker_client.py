@@ -1,4 +1,4 @@
-"""The client process's side of the site's worker: find it or start it, ask it, and do without it if need be."""
+"""The client of a site's resident worker: find it or start it, send it requests, and do the work here if it fails."""
 
 import contextlib
 import logging
@@ -29,91 +29,93 @@ from mutirao.privacy.secure_aggregation.kinds import from_table
 
 log = logging.getLogger("mutirao")
 
-START = 60.0  # seconds a new worker has to open its socket
-LONGEST_LOG = 2**20  # bytes, after which a log makes room for another
+START = 60.0  # seconds in which a new worker must open its socket
+MAX_LOG = 2**20  # bytes, after which a log is rotated
 IDLE = 1800.0  # seconds without a request after which a worker ends
 
 
 @dataclass(frozen=True)
 class WorkerClient:
-    """Where the worker of a SuperNode is found; `parent` is the process with which it ends."""
+    """Access to the worker of a SuperNode; the worker ends with the process `parent`."""
 
     parent: int
     idle: float = IDLE
 
-    def task(self, order: TaskSpec, cold: Callable[[], Task]) -> Task:
-        """The task of an order: its handler asks the worker, and does by itself (`cold`) what no worker can."""
-        wanted = stamp(order)
+    def task(self, spec: TaskSpec, make_task: Callable[[], Task]) -> Task:
+        """A task whose handler sends requests to the worker; without one, `make_task()` does the work here."""
+        wanted = stamp(spec)
         try:
-            told = self.ask(order, wanted, {"ask": "open"})[0]
-            held = SampleCounts(*(None if told.get(kind) is None else int(told[kind]) for kind in ("train", "test")))
-            secure, compress = from_table(told["secure"]), compress_from(told["compress"])
-            agreed = {str(name): str(digest) for name, digest in told["agreed"].items()}
+            opened = self.ask(spec, wanted, {"ask": "open"})[0]
+            counts = SampleCounts(opened.get("train"), opened.get("test"))
+            secure = from_table(opened["secure"])
+            compress = compress_from(opened["compress"])
+            agreed = {str(name): str(digest) for name, digest in opened["agreed"].items()}
         except (WorkerDied, OSError) as error:
-            log.warning("no worker (%s): this process does the work by itself", error)
-            return cold()
+            log.warning("no worker (%s): this process does the work itself", error)
+            return make_task()
 
         def handler(request: Request, site: Site) -> Any:
+            # JSON has no NumPy scalars.
             config = {k: v.item() if isinstance(v, np.generic) else v for k, v in request.config.items()}
             facts = {"ask": "do", "do": request.do, "config": config}
             arrays = {"model": request.arrays, "extras": request.extras, "state": site.state}
             try:
-                told, groups = self.ask(order, wanted, facts, arrays)
+                answer, groups = self.ask(spec, wanted, facts, arrays)
             except (WorkerDied, OSError) as error:
-                log.warning("no worker (%s): this process does the work by itself", error)
-                task = cold()
-                site.data = task.population[order.name]
+                log.warning("no worker (%s): this process does the work itself", error)
+                task = make_task()
+                site.data = task.population[spec.name]
                 return task.handler(request, site)
-            if "answered" in told:  # something that is no reply: whoever called says so
-                return type(str(told["answered"]), (), {})()
+            if "answered" in answer:  # not a Reply: the fleet reports the type
+                return type(str(answer["answered"]), (), {})()
             site.state.clear()
             site.state.update(groups.get("state", {}))
-            metrics = {str(k): float(v) for k, v in told["metrics"].items()}
-            return Reply(groups.get("arrays", {}), groups.get("extras", {}), metrics, int(told["n"]))
+            metrics = {str(k): float(v) for k, v in answer["metrics"].items()}
+            return Reply(groups.get("arrays", {}), groups.get("extras", {}), metrics, int(answer["n"]))
 
-        # What the guard counts is here, the data themselves are not.
-        return Task(handler, {order.name: held}, dict, secure=secure, compress=compress, agreed=agreed)
+        # The policy needs the sample counts, not the data, which stay in the worker.
+        return Task(handler, {spec.name: counts}, dict, secure=secure, compress=compress, agreed=agreed)
 
     def ask(
-        self, order: TaskSpec, wanted: str, facts: Mapping[str, Any], arrays: Mapping[str, Arrays] | None = None
+        self, spec: TaskSpec, wanted: str, facts: Mapping[str, Any], arrays: Mapping[str, Arrays] | None = None
     ) -> tuple[dict[str, Any], Groups]:
-        """The worker's answer, from a second worker if the first one dies; what its code raised is raised here."""
+        """The worker's answer, from a second worker if the first one dies; errors of its code are raised here."""
         for last in (False, True):
             try:
                 with self.connected(wanted) as link:
-                    send(link, {**facts, "order": asdict(order)}, arrays)
-                    told, groups = receive(link)
+                    send(link, {**facts, "order": asdict(spec)}, arrays)
+                    answer, groups = receive(link)
                 break
             except (EOFError, ConnectionError, FileNotFoundError, ProtocolError, WorkerDied) as error:
                 if last:
                     raise WorkerDied(f"twice: {error}") from error
-                log.warning("the site's worker died (%s): another one is started", error)
-        if "raised" in told:
-            raise error_in(told)
-        return told, groups
+                log.warning("the site's worker died (%s): starting another", error)
+        if "raised" in answer:
+            raise error_in(answer)
+        return answer, groups
 
     @contextlib.contextmanager
     def connected(self, wanted: str) -> Iterator[socket.socket]:
-        """A line to a worker that has the code, the environment and the data of now."""
+        """A connection to a worker with the current code, environment and data."""
         folder = folder_of(self.parent)
-        with file_lock(folder / "lock"):  # two client processes at once start one worker, not two
+        with file_lock(folder / "lock"):  # concurrent client processes start one worker, not two
             link = connect_to(folder, wanted) or self.start(folder, wanted)
         with link:
             yield link
 
     def start(self, folder: Path, wanted: str) -> socket.socket:
-        """A line to a new worker."""
+        """Start a worker and connect to it."""
         process = start_background("mutirao.deploy.site.worker", folder, wanted, str(self.parent), str(self.idle))
         deadline = time.monotonic() + START
         while time.monotonic() < deadline and process.poll() is None:
             if link := connect_to(folder, wanted):
                 return link
             time.sleep(0.02)
-        raise WorkerDied(f"a new one did not start, {log_path('worker', folder)} says why")
+        raise WorkerDied(f"a new one did not start; see {log_path('worker', folder)}")
 
 
 def connect_to(folder: Path, wanted: str) -> socket.socket | None:
-    """A line to the worker in a folder, if there is one of the right kind; one of another kind ends by this."""
+    """A connection to the worker in a folder, if its stamp fits; a worker with another stamp ends by this."""
     link = socket.socket(socket.AF_UNIX)
     try:
         link.settimeout(GREETING_TIMEOUT)
@@ -124,7 +126,7 @@ def connect_to(folder: Path, wanted: str) -> socket.socket | None:
         if receive(link)[0].get("fits") is True:
             link.settimeout(None)
             return link
-    except TimeoutError as error:  # it is stuck, or at work on something that lets nobody else in
+    except TimeoutError as error:  # it is stuck, or busy
         link.close()
         raise WorkerDied("it does not answer") from error
     except (OSError, EOFError, ProtocolError):
@@ -133,33 +135,34 @@ def connect_to(folder: Path, wanted: str) -> socket.socket | None:
     return None
 
 
-def error_in(told: Mapping[str, Any]) -> Exception:
-    """The error that was raised in the worker, as far as anybody asks: its kind, its text, the rule."""
-    if "rule" in told:
-        return Refused(str(told["rule"]), str(told["text"]).removeprefix(f"{told['rule']}: "), str(told["detail"]))
-    kind: type[Exception] = type(str(told["raised"]), (MutiraoError,), {})
-    return kind(str(told["text"]))
+def error_in(answer: Mapping[str, Any]) -> Exception:
+    """The error that was raised in the worker, with its type name, its text and its rule."""
+    text = str(answer["text"])
+    if "rule" in answer:
+        return Refused(str(answer["rule"]), text.removeprefix(f"{answer['rule']}: "), str(answer["detail"]))
+    kind: type[Exception] = type(str(answer["raised"]), (MutiraoError,), {})
+    return kind(text)
 
 
 def log_path(module: str, folder: Path) -> Path:
-    """Where a resident process says what its site must know: among the site's logs, if `mutirao site` made it."""
+    """The log of a background process: among the site's logs, if `mutirao site` created the site."""
     place = Path(os.environ[FOLDER_VARIABLE]) / "logs" if os.environ.get(FOLDER_VARIABLE) else folder
     place.mkdir(parents=True, exist_ok=True)
     log = place / f"{module.rpartition('.')[2]}.log"
-    if log.exists() and log.stat().st_size > LONGEST_LOG:
+    if log.exists() and log.stat().st_size > MAX_LOG:
         log.replace(log.with_suffix(".1.log"))
     return log
 
 
 def start_background(module: str, folder: Path, *words: str) -> "subprocess.Popen[bytes]":
-    """Start a process that outlives this one; what it says is in its log."""
+    """Start a process that outlives this one; its output goes to its log."""
     command = [sys.executable, "-m", module, str(folder), *words]
     with log_path(module, folder).open("ab") as out:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
 
 
 def listen_at(path: Path, most: int) -> socket.socket:
-    """A socket at this path, in the place of one that is there; whoever accepts at it looks up twice a second."""
+    """Listen on a Unix socket at this path, replacing an older one; `accept` times out after half a second."""
     listener = socket.socket(socket.AF_UNIX)
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
     listener.bind(str(fresh))
