@@ -1,8 +1,8 @@
 """`flwr-clientapp` as a site runs it: it executes the site's installed code, never code from the network.
 
 Flower sends the app of a run with its code to every SuperNode, which starts `flwr-clientapp` for each message. A policy
-is only effective if that program ignores the code. `write_clientapp(folder)` writes such a `flwr-clientapp`; a SuperNode
-started with that folder first in its PATH runs it. Nothing is unpacked or installed.
+is only effective if that program ignores the code. `write_clientapp(folder)` writes such a program; a SuperNode started
+with that folder first in its PATH runs it. Nothing is unpacked or installed.
 
 The first message also starts the site's fork server: a process that has imported Flower and mutirao, and forks a client
 process for each later message, so that the imports are paid once.
