@@ -90,7 +90,7 @@ def test_every_setting_is_named_by_a_guide() -> None:
     ("page", "word", "lost"),
     [
         ("selection.md", "`penalty`", "select.penalty of oort"),
-        ("bodies.md", "`cache=false`", "cache"),
+        ("backbones.md", "`cache=false`", "cache"),
         ("aggregation.md", "`beta2`", "aggregate.beta2 of fedyogi"),
     ],
 )

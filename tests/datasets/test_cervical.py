@@ -13,8 +13,8 @@ from PIL import Image
 from mutirao.cli import main
 from mutirao.config import resolve
 from mutirao.datasets import check_data_set
-from mutirao.datasets.cervical import CRIC, LBC, SIPAKMED, find_published
-from mutirao.datasets.image_layouts import read_both
+from mutirao.datasets.cervical import CRIC, LBC, SIPAKMED, find_cervical
+from mutirao.datasets.image_layouts import read_train_test
 from mutirao.errors import ConfigError
 from mutirao.experiments.task import find
 
@@ -85,7 +85,7 @@ def hicervix(root: Path) -> Path:
 
 @pytest.mark.parametrize("nested", [True, False])
 def test_sipakmeds_single_cells_are_read_and_no_image_is_on_both_sides(tmp_path: Path, nested: bool) -> None:
-    train, test = read_both(sipakmed(tmp_path / "set", nested), r"^(\d+)-", 0.2, 0)
+    train, test = read_train_test(sipakmed(tmp_path / "set", nested), r"^(\d+)-", 0.2, 0)
     assert train.classes == tuple(sorted(SIPAKMED))
     assert len(train) + len(test) == 50
     assert {file.parent.name for file in (*train.files, *test.files)} == {"CROPPED"}
@@ -98,7 +98,7 @@ def test_mendeleys_four_classes_are_read_as_they_unpack(tmp_path: Path) -> None:
         for name in LBC:
             for i in range(1, 6):
                 draw_picture(home / name / f"{name[:4]}_1 ({i}).jpg")
-        train, test = read_both(tmp_path / home.relative_to(tmp_path).parts[0], "", 0.2, 0)
+        train, test = read_train_test(tmp_path / home.relative_to(tmp_path).parts[0], "", 0.2, 0)
         assert train.classes == LBC
         assert (len(train), len(test)) == (16, 4)
 
@@ -106,7 +106,7 @@ def test_mendeleys_four_classes_are_read_as_they_unpack(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["json", "csv"])
 def test_crics_cells_are_cut_around_their_nuclei(tmp_path: Path, form: str) -> None:
     root = cric(tmp_path / "cric", form)
-    train, test = read_both(root, r"^(\d+)-", 0.2, 0)
+    train, test = read_train_test(root, r"^(\d+)-", 0.2, 0)
     assert train.classes == tuple(sorted(CRIC))
     assert len(train) + len(test) == 42
     assert not set(train.slides) & set(test.slides)
@@ -115,13 +115,13 @@ def test_crics_cells_are_cut_around_their_nuclei(tmp_path: Path, form: str) -> N
     assert np.array_equal(np.asarray(Image.open(cells["3-302.png"])), whole[17:107, 34:124])  # around 80, 63
     assert np.array_equal(np.asarray(Image.open(cells["3-300.png"])), whole[:90, :90])  # moved in from the corner
     before = cells["3-302.png"].stat().st_mtime_ns
-    read_both(root, "", 0.2, 0)
+    read_train_test(root, "", 0.2, 0)
     assert cells["3-302.png"].stat().st_mtime_ns == before  # cut once
     assert not list(root.glob("**/*302*"))  # the publisher's folder stays as it is
 
 
 def test_hicervix_keeps_its_own_test(tmp_path: Path) -> None:
-    train, test = read_both(hicervix(tmp_path / "set"), "", 0.2, 0)
+    train, test = read_train_test(hicervix(tmp_path / "set"), "", 0.2, 0)
     assert {file.parent.name for file in train.files} == {"train", "val"}
     assert {file.parent.name for file in test.files} == {"test"}
     assert (len(train), len(test), train.classes) == (10, 4, ("HSIL", "Normal"))
@@ -147,7 +147,7 @@ def test_a_folder_that_holds_something_else_is_refused_with_what_would_be_right(
         check_data_set(name)
     with pytest.raises(ConfigError, match=f"does not hold {name}; right would be a folder with"):
         check_data_set(name, tmp_path)
-    assert find_published(tmp_path) is None
+    assert find_cervical(tmp_path) is None
 
 
 def test_what_is_wrong_in_a_published_set_is_one_line(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_what_is_wrong_in_a_published_set_is_one_line(tmp_path: Path) -> None:
 
     assert "no nucleus at 900, 1" in told(nucleus_x=900)
     assert "'../evil' is none of" in told(bethesda_system="../evil")
-    assert "no table of CRIC's cells" in told(cell_id="../1")
+    assert "not a table of CRIC's cells" in told(cell_id="../1")
     table.write_text(json.dumps([images[0] | {"image_name": "../../etc/secret.png"}]))
     with pytest.raises(ConfigError, match="neither beside it nor in a folder"):
         check_data_set("cric", root)

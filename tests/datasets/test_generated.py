@@ -149,7 +149,7 @@ def test_other_names_are_refused_in_one_line(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["synthetic-1-1-0", "synthetic-1-1-1001"])
 def test_numbers_of_users_out_of_range_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="from 1 to 1,000 can be made"):
+    with pytest.raises(ConfigError, match="from 1 to 1,000 can be generated"):
         load_labelled(name, 0)
 
 
@@ -166,6 +166,6 @@ def test_their_users_are_clients_of_any_labelled_recipe(recipe: str, name: str) 
 
 
 def test_the_check_says_what_there_is() -> None:
-    assert check_data_set("generated")[0].startswith("fcube: 4,000 samples to train on, 1,000 to judge by")
+    assert check_data_set("generated")[0].startswith("fcube: 4,000 training samples, 1,000 test samples")
     with pytest.raises(ConfigError, match="leave '/tmp' out"):
         check_data_set("generated", "/tmp")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
 from mutirao.datasets import check_data_set
-from mutirao.datasets.idx import TYPES, read_idx, read_images, read_pair
+from mutirao.datasets.idx import TYPES, read_idx, read_pair, read_split
 from mutirao.datasets.labelled import load_labelled
 from mutirao.errors import ConfigError
 from sets import idx_of, write_four
@@ -55,12 +55,12 @@ WHOLE = idx_of(np.arange(24, dtype=np.uint8).reshape(2, 3, 4))
     [
         (b"", "does not begin with two zero bytes"),
         (b"\x1f\x8b\x08\x00 not unpacked", "does not begin with two zero bytes"),
-        (b"\0\0\x07\x01\0\0\0\x01x", "the type 0x07 is none"),
+        (b"\0\0\x07\x01\0\0\0\x01x", "the type 0x07 is not one"),
         (b"\0\0\x08\0", "0 dimensions"),
         (b"\0\0\x08\xff" + b"\0" * 2000, "255 dimensions"),
         (WHOLE[:9], "ends within its header"),
-        (WHOLE[:-1], "speaks of 24 bytes, and there are only 23"),
-        (WHOLE + b"x", "speaks of 24 bytes, and there are more"),
+        (WHOLE[:-1], "declares 24 bytes, and there are only 23"),
+        (WHOLE + b"x", "declares 24 bytes, and there are more"),
         (b"\0\0\x08\x03" + b"\xff" * 12, "too many"),
         (b"\0\0\x08\x03\0\0\xff\xff\0\0\xff\xff\0\0\0\x01abc", "and there are only 3|too many"),
     ],
@@ -118,7 +118,7 @@ def test_a_folder_of_four_files_is_a_set(tmp_path: Path, packed: bool) -> None:
     (tmp_path / f"t10k-images-idx3-ubyte{ending}").unlink()
     with pytest.raises(ConfigError, match="has no test files"):
         load_labelled(str(tmp_path), 0)
-    assert read_images(tmp_path, "test") is None
+    assert read_split(tmp_path, "test") is None
 
 
 def test_a_single_pair_has_a_fifth_held_out_by_the_seed(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_a_folder_of_classes_is_brought_to_one_size_with_a_fifth_held_out(tmp_pa
     assert bright[found.y_train == 0].max() < bright[found.y_train == 1].min()
     again = load_labelled(str(tmp_path), 1)
     assert not np.array_equal(found.x_test, again.x_test)
-    assert "16 samples to train on, 4 to judge by" in check_data_set("pictures", tmp_path)[0]
+    assert "16 training samples, 4 test samples" in check_data_set("pictures", tmp_path)[0]
 
 
 def test_twins_are_not_on_both_sides(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_what_never_ends_or_is_not_there_is_left_out_by_name(tmp_path: Path, cap
     found = load_labelled(str(write_table(tmp_path / "t.csv", rows + odd)), 0)
     assert len(found.y_train) + len(found.y_test) == 20
     for what in (
-        "/dev/zero: it is no ordinary file",
+        "/dev/zero: it is not a regular file",
         "pipe.png: it is no",
         "/p: it is no",
         "gone.png: there is no such",

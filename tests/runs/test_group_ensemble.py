@@ -135,7 +135,7 @@ def test_data_and_network_of_ones_own(own_code: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("data", "own_groups:wrong", "gives a ndarray; right would be a Labelled"),
+        ("data", "own_groups:wrong", "gives a ndarray; expected a Labelled"),
         ("data", "own_groups:nothing", "cannot load 'own_groups:nothing'"),
         ("data", "os:getcwd", "is not a function that gives a data set but part of Python itself"),
         ("model", "own_groups:load", "own_groups:load' fails"),

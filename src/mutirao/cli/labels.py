@@ -1,8 +1,9 @@
-"""`mutirao slides cut`, `label`, `agreement` and `gather`: from what people drew and chose to a training set."""
+"""`mutirao slides cut`, `label`, `agreement` and `gather`: from annotations and labels to a training set."""
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,20 +27,20 @@ LABORATORY = click.option(
 
 
 def words(text: str) -> tuple[str, ...]:
-    """A list that commas separate."""
+    """Split a comma-separated list."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def laboratories(told: str) -> Callable[[str], str]:
-    """The laboratory of a slide by its name: one for all, or by a table."""
-    if not told.endswith(".csv"):
-        return lambda slide: told
+def laboratories(given: str) -> Callable[[str], str]:
+    """A function from a slide's name to its laboratory: one name for all, or from a table."""
+    if not given.endswith(".csv"):
+        return lambda slide: given
     from mutirao.io import read_csv
 
-    path = Path(told).expanduser()
+    path = Path(given).expanduser()
     rows = read_csv(path)
     if not rows or not {"slide", "laboratory"} <= rows[0].keys():
-        raise ConfigError(f"{path} is no table with columns 'slide' and 'laboratory'")
+        raise ConfigError(f"{path} is not a table with columns 'slide' and 'laboratory'")
     known = {row["slide"]: row["laboratory"] for row in rows}
     return lambda slide: known.get(slide, known.get(Path(slide).stem, ""))
 
@@ -122,13 +123,13 @@ def cut(
     if len(found.problems) > SHOWN:
         click.echo(f"left out: {len(found.problems) - SHOWN} more", err=True)
     counts = dict(sorted(found.tiles.items()))
-    told = ", ".join(f"{name} {n:,}" for name, n in counts.items()) or "no tile"
+    summary = ", ".join(f"{name} {n:,}" for name, n in counts.items()) or "no tile"
     ends = {"leave": "left out", "largest": "given to the one that covers more", "first": "given to the first named"}
     facts = {"out": str(out), "tiles": counts, "contested": found.contested, "problems": found.problems}
     print_result(
         facts,
         as_json,
-        f"{out}: {told}; {found.contested:,} tiles that two classes claim were {ends[conflict]}",
+        f"{out}: {summary}; {found.contested:,} tiles that two classes claim were {ends[conflict]}",
         f"train on it with: mutirao run cytology --set data={out} --set slide={out / 'origins.csv'}",
     )
     sys.exit(1 if found.problems else 0)
@@ -150,14 +151,15 @@ def label(folder: Path, classes: str, reader: str, host: str, port: int, browse:
     Example: mutirao slides label tiles --classes normal,abnormal --reader ana
     """
     from mutirao.dashboard.serving import needing_packages, serve_page
-    from mutirao.systems.cytology.slides.tile_labels import agreed_classes, file_of, tiles_in
+    from mutirao.systems.cytology.slides.tile_labels import file_of, label_classes, tiles_in
 
     with needing_packages():
         from mutirao.dashboard.labelling_page import labelling
 
     place = folder.expanduser()
-    file, tiles = file_of(place, reader), tiles_in(place)
-    page = partial(labelling, tiles, place, reader, agreed_classes(place, words(classes)))
+    file = file_of(place, reader)
+    tiles = tiles_in(place)
+    page = partial(labelling, tiles, place, reader, label_classes(place, words(classes)))
 
     def say(address: str) -> None:
         announce_page(f"{len(tiles.tiles):,} tiles are shown", address, host, browse)
@@ -181,30 +183,39 @@ def agreement(folder: Path, readers: tuple[str, ...], out: Path | None, as_json:
     """
     from mutirao.io import write_whole
     from mutirao.randomness import rng
-    from mutirao.systems.cytology.slides.reader_agreement import compare_readers, page_of
-    from mutirao.systems.cytology.slides.tile_labels import agreed_classes, read_labels, tiles_in
+    from mutirao.systems.cytology.slides.reader_agreement import agreement_page, compare_readers
+    from mutirao.systems.cytology.slides.tile_labels import label_classes, read_labels, tiles_in
 
     place = folder.expanduser()
-    tiles, labels = tiles_in(place), read_labels(place, readers)
+    tiles = tiles_in(place)
+    labels = read_labels(place, readers)
     slides_of = {tile.name: tile.slide for tile in tiles.tiles}
-    found = compare_readers(labels, slides_of, agreed_classes(place, ()), rng(0, 0, "agreement"))
+    found = compare_readers(labels, slides_of, label_classes(place, ()), rng(0, 0, "agreement"))
     target = out or place / "agreement.html"
     paths = {tile.name: tile.path for tile in tiles.tiles}
-    write_whole(target.expanduser(), page_of(found, paths, place.resolve().name))
+    write_whole(target.expanduser(), agreement_page(found, paths, place.resolve().name))
     differing = [found.tiles[i] for i in found.differing]
-    lines = [f"{found.kind} of {', '.join(found.readers)}: {found.kappa}, drawn over {found.drawn}"]
+    lines = [f"{found.kind} of {', '.join(found.readers)}: {found.kappa}, over {found.resampled}"]
     for a, b in found.pairs:
-        lines.append(f"\n{a} (rows) and {b} (columns)" + ("" if len(found.readers) == 2 else f": {found.pairs[a, b]}"))
-        wide = max(map(len, found.classes))
-        lines.append(" " * wide + "".join(f"  {c:>{max(6, len(c))}}" for c in found.classes))
-        for name, row in zip(found.classes, found.table(a, b).tolist(), strict=True):
-            cells = "".join(f"  {n:>{max(6, len(c))}}" for n, c in zip(row, found.classes, strict=True))
-            lines.append(f"{name:<{wide}}{cells}")
+        title = f"\n{a} (rows) and {b} (columns)"
+        lines.append(title if len(found.readers) == 2 else f"{title}: {found.pairs[a, b]}")
+        lines += confusion_lines(found.classes, found.table(a, b).tolist())
     lines.append(f"\n{len(found.tiles):,} tiles labelled by all, {found.partly:,} by some only")
     lines.append(f"they differ on {len(differing):,}; look at {target}")
     kappas = {f"{a}, {b}": k.facts() for (a, b), k in found.pairs.items()}
     facts = {"kind": found.kind, "kappa": found.kappa.facts(), "pairs": kappas, "tiles": len(found.tiles)}
     print_result(facts | {"partly": found.partly, "differing": differing, "page": str(target)}, as_json, *lines)
+
+
+def confusion_lines(classes: Sequence[str], table: Sequence[Sequence[int]]) -> list[str]:
+    """A confusion table as lines of text, with aligned columns."""
+    widths = [max(6, len(name)) for name in classes]
+    margin = max(map(len, classes))
+    lines = [" " * margin + "".join(f"  {name:>{width}}" for name, width in zip(classes, widths, strict=True))]
+    for name, row in zip(classes, table, strict=True):
+        cells = "".join(f"  {count:>{width}}" for count, width in zip(row, widths, strict=True))
+        lines.append(f"{name:<{margin}}{cells}")
+    return lines
 
 
 @slides.command()
@@ -228,33 +239,46 @@ def gather(folder: Path, out: Path, rule: str, readers: tuple[str, ...], laborat
     Example: mutirao slides gather tiles --out cells --rule majority
     """
     from mutirao.datasets.tile_folders import write_set
-    from mutirao.systems.cytology.slides.tile_labels import agreed_classes, joined, read_labels, tiles_in
+    from mutirao.systems.cytology.slides.tile_labels import combine_labels, label_classes, read_labels, tiles_in
 
-    place, target = folder.expanduser(), out.expanduser()
-    tiles, labels = tiles_in(place), read_labels(place, readers)
-    chosen, without = joined(labels, [tile.name for tile in tiles.tiles], rule)
+    place = folder.expanduser()
+    tiles = tiles_in(place)
+    labels = read_labels(place, readers)
+    chosen, without = combine_labels(labels, [tile.name for tile in tiles.tiles], rule)
     if not chosen:
         raise ConfigError(f"no tile of {folder} has a class by the rule {rule!r}; there are {dict(without)}")
-    lab_of, by_name, who = laboratories(laboratory), tiles.by_name, " ".join(labels)
-    found = ((by_name[name], label) for name, label in chosen.items())
-    origins = (origin_of(tile, label, tiles.scale, lab_of(tile.slide), who) for tile, label in found)
-    files = (partial(shutil.copyfile, by_name[name].path) for name in chosen)
-    made = write_set(target, agreed_classes(place, ()), zip(origins, files, strict=True), tiles.scale)
-    counts = {name: sum(o.label == name for o in made) for name in sorted({o.label for o in made})}
-    told = ", ".join(f"{name} {n:,}" for name, n in counts.items())
+    lab_of = laboratories(laboratory)
+    by_name = tiles.by_name
+    files = []
+    for name, label in chosen.items():
+        tile = by_name[name]
+        origin = origin_of(tile, label, tiles.scale, lab_of(tile.slide), " ".join(labels))
+        files.append((origin, partial(shutil.copyfile, tile.path)))
+    written = write_set(out.expanduser(), label_classes(place, ()), files, tiles.scale)
+    counts = dict(sorted(Counter(origin.label for origin in written).items()))
+    summary = ", ".join(f"{name} {n:,}" for name, n in counts.items())
     left = ", ".join(f"{n:,} {why}" for why, n in without.items()) or "none"
-    scale = f"tiles of {tiles.scale}" if tiles.scale else "note: nothing says the scale of these tiles"
+    scale = f"tiles of {tiles.scale}" if tiles.scale else "note: the scale of these tiles is unknown"
     facts = {"out": str(out), "tiles": counts, "left_out": dict(without), "readers": list(labels)}
-    print_result(facts, as_json, f"{out}: {told}; left out: {left}", scale)
+    print_result(facts, as_json, f"{out}: {summary}; left out: {left}", scale)
 
 
 def origin_of(tile: "LabelTile", label: str, scale: Any, laboratory: str, reader: str) -> Any:
-    """The line of a labelled tile; its new name holds its old path, so that no two tiles have the same."""
+    """The origin of a labelled tile; its new name contains its old path, so that all names differ."""
     from mutirao.datasets.tile_folders import Origin
 
     old = Path(tile.name)
     cut_here = isinstance(tile.x, int)  # x0_y512.jpg in a folder of its slide's name
     name = f"{tile.slide}_{old.name}" if cut_here else tile.name.replace("/", "_")
-    mpp, size = (scale.mpp, scale.size) if scale else ("", "")
-    file, lab = f"{label}/{name}", laboratory or tile.laboratory
-    return Origin(file, tile.slide, lab, mpp, tile.x, tile.y, size, label, tile.name, reader)
+    return Origin(
+        file=f"{label}/{name}",
+        slide=tile.slide,
+        laboratory=laboratory or tile.laboratory,
+        mpp=scale.mpp if scale else "",
+        x=tile.x,
+        y=tile.y,
+        size=scale.size if scale else "",
+        label=label,
+        source=tile.name,
+        reader=reader,
+    )

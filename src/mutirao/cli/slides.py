@@ -1,4 +1,4 @@
-"""`mutirao slides`: cut slides into tiles, choose among them, look at them, screen them; make slides, export models."""
+"""`mutirao slides`: cut slides into tiles, select and preview them, screen slides, and export models."""
 
 import functools
 import sys
@@ -18,7 +18,7 @@ MppOf = Callable[[Path], float | None]  # micrometres a pixel of a slide; None: 
 
 
 def choosing(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that say which tiles are kept; the command gets them as one `choice`."""
+    """Add the options of tile selection; the command gets them as one `choice`."""
 
     @click.option("--min-variance", default=0.5, show_default=True, help="Drop tiles of lower local variance: blurred.")
     @click.option("--min-entropy", default=0.1, show_default=True, help="Drop tiles of fewer bits a pixel: empty.")
@@ -34,7 +34,7 @@ def choosing(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def scaling(command: Callable[..., None]) -> Callable[..., None]:
-    """The options for slides that do not say how large their pixels are; the command gets them as one `mpp_of`."""
+    """Add the options for slides of unknown pixel size; the command gets them as one `mpp_of`."""
 
     @click.option("--mpp", type=float, help="Micrometres a pixel of slides that do not state it.")
     @click.option("--mpp-table", type=FILE, help="CSV with columns slide, mpp, for slides that do not state it.")
@@ -118,7 +118,7 @@ def tile(
 
 
 def done_slides(folder: Path) -> list[Path]:
-    """The folders of slides that are cut, in `folder` or `folder` itself."""
+    """The folders of cut slides: those in `folder`, or `folder` itself."""
     places = [folder] if (folder / "tiles.csv").exists() else sorted(p.parent for p in folder.glob("*/tiles.csv"))
     if not places:
         raise ConfigError(f"{folder} holds no slide that was cut; run mutirao slides tile first")
@@ -171,14 +171,14 @@ def preview(slide: Path, folder: Path, out: Path | None, mpp_of: MppOf) -> None:
     Example: mutirao slides preview slides/smear.svs --tiles tiles/smear
     """
     from mutirao.systems.cytology.slides.readers import open_slide
-    from mutirao.systems.cytology.slides.tiling import from_afar, read_table
     from mutirao.systems.cytology.slides.tiling import preview as draw
+    from mutirao.systems.cytology.slides.tiling import preview_overview, read_table
 
     tiles, path = read_table(folder.expanduser() / "tiles.csv"), slide.expanduser()
     opened = open_slide(path, mpp_of(path))
     try:
         target = out or folder.expanduser() / "preview.jpg"
-        draw(*from_afar(opened), tiles, target)
+        draw(*preview_overview(opened), tiles, target)
     finally:
         opened.close()
     click.echo(f"written: {target}")
@@ -218,8 +218,11 @@ def screen(
 
     model, path = network_at(model_path.expanduser()), slide.expanduser()
     cut = cut_for(model, size, mpp_out, anyway)
-    if any(learnt := (model.facts.get("tile"), model.facts.get("mpp"))) and learnt != (cut.size, cut.mpp):
-        click.echo(f"WARNING: the model learnt from tiles of {learnt[0]} pixels at {learnt[1]}, these differ", err=True)
+    trained = (model.facts.get("tile"), model.facts.get("mpp"))
+    if any(trained) and trained != (cut.size, cut.mpp):
+        click.echo(
+            f"WARNING: the model was trained on tiles of {trained[0]} pixels at {trained[1]}, these differ", err=True
+        )
     found = look(path, model, cut, choice, mpp_of(path))
     target = out or Path("screening") / path.stem
     facts = write_screening(found, model, target)

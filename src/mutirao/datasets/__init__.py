@@ -1,4 +1,4 @@
-"""The data sets recipes can read, published ones and forms of one's own, and whether a copy on disk is whole."""
+"""Data sets that recipes can read: published ones, formats for data of your own, and checks of copies on disk."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ DATA_SETS = PUBLISHED | FORMATS
 
 
 def check_data_set(name: str, path: Path | str | None = None) -> list[str]:
-    """Read a data set as its recipe would; a few lines say what was found.
+    """Read a data set as its recipe would; return a description of a few lines.
 
     >>> check_data_set("digits")
     ['embedded in scikit-learn: 1,797 pictures of 8 x 8, 10 classes']

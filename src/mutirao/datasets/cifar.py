@@ -93,7 +93,7 @@ def find_cifar10(path: Path) -> tuple[Path, str]:
     raise ConfigError(f"{path} does not hold CIFAR-10; right would be {CIFAR10_LAYOUT}")
 
 
-def holds_cifar10(path: Path) -> bool:
+def is_cifar10_folder(path: Path) -> bool:
     """Whether one of the six files is in this folder, or in a folder of the published name below it."""
     for folder in (path, *(path / name for name in CIFAR10_FOLDERS)):
         for name in (*TRAIN_FILES, TEST_FILE):
@@ -187,7 +187,7 @@ def find_cifar100(path: Path) -> tuple[Path, str]:
     raise ConfigError(f"{path} does not hold CIFAR-100; right would be {CIFAR100_LAYOUT}")
 
 
-def holds_cifar100(path: Path) -> bool:
+def is_cifar100_folder(path: Path) -> bool:
     """Whether both files are in this folder, or in a folder of the published name below it."""
     try:
         find_cifar100(path)

@@ -1,7 +1,7 @@
-"""Folder-per-class sets of pictures, checked before anything is trained on them.
+"""Image sets with one folder for each class, checked before training.
 
-What cannot be used is named and left out; what would make results wrong (the same picture in training and test,
-class folders that differ) is refused.
+Unreadable files are logged and left out. What would make results wrong raises ConfigError: the same image in training
+and test, or class folders that differ.
 """
 
 import hashlib
@@ -22,19 +22,19 @@ log = logging.getLogger("mutirao")
 
 ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff"}
 LAYOUT = "a folder with one folder a class, and pictures (jpg, png, bmp, tif) in each"
-MOST_BYTES = 1 << 29  # of a picture
+MOST_BYTES = 1 << 29  # of an image file
 Rows = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Pictures by file, class, content and, where it is known, the slide and the laboratory they come from."""
+    """Image files with their labels, content hashes, slides and laboratories."""
 
     files: tuple[Path, ...]
     labels: npt.NDArray[np.int64]
     classes: tuple[str, ...]
     hashes: tuple[str, ...]
-    slides: npt.NDArray[np.str_]  # "" where nobody knows
+    slides: npt.NDArray[np.str_]  # "" where unknown
     laboratories: npt.NDArray[np.str_]
     unreadable: tuple[tuple[Path, str], ...] = ()
 
@@ -54,13 +54,14 @@ class ImageSet:
         )
 
     def counts(self) -> dict[str, int]:
-        """How many pictures each class has."""
+        """The number of images in each class."""
         return dict(zip(self.classes, np.bincount(self.labels, minlength=len(self.classes)).tolist(), strict=True))
 
 
 def concatenate_image_sets(parts: Mapping[str, ImageSet]) -> ImageSet:
-    """The pictures of several folders of the same classes as one set; who they are is for a refusal."""
-    classes, found = agree({name: part.classes for name, part in parts.items()}), list(parts.values())
+    """Concatenate image sets with the same classes; their names are used in errors."""
+    classes = require_same_classes({name: part.classes for name, part in parts.items()})
+    found = list(parts.values())
     return ImageSet(
         tuple(file for part in found for file in part.files),
         np.concatenate([part.labels for part in found]),
@@ -73,7 +74,7 @@ def concatenate_image_sets(parts: Mapping[str, ImageSet]) -> ImageSet:
 
 
 def class_folders(root: Path) -> list[Path]:
-    """The class folders in `root`, sorted by name, or one clear line why there are none."""
+    """The class folders in `root`, sorted by name; ConfigError says why there are none."""
     try:
         found = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith((".", "__")))
     except NotADirectoryError as error:
@@ -88,10 +89,10 @@ def class_folders(root: Path) -> list[Path]:
 
 
 def read_image_folder(root: Path, slide: str = "", classes: Sequence[str] = ()) -> ImageSet:
-    """All pictures of a set; those that cannot be read are named in the log and left out.
+    """Read all images of a set; unreadable files are logged and left out.
 
-    `slide` says how a picture's slide is known: a pattern whose first group is the slide's name, looked for in the
-    file's name, or the path of a table (CSV) with columns `file`, `slide` and perhaps `laboratory`.
+    `slide` tells the slide of an image: a regular expression whose first group is the slide's name in the file name,
+    or the path of a table (CSV) with columns `file`, `slide` and optionally `laboratory`.
 
     >>> from PIL import Image
     >>> for name, colour in {"NILM": "white", "HSIL": "purple"}.items():
@@ -103,51 +104,63 @@ def read_image_folder(root: Path, slide: str = "", classes: Sequence[str] = ()) 
     """
     folders = class_folders(root)
     names = tuple(classes) or tuple(p.name for p in folders)
-    agree({"the class list": names, str(root): [p.name for p in folders]})
+    require_same_classes({"the class list": names, str(root): [p.name for p in folders]})
     candidates: list[tuple[Path, int]] = []
-    closed: list[tuple[Path, str]] = []
+    unreadable: list[tuple[Path, str]] = []
     for label, folder in enumerate(folders):
         try:
-            inside = pictures_in(folder) or [file for slide in slides_in(folder) for file in tiles_in(slide)]
+            inside = image_files_in(folder)
+            if not inside:
+                for slide_folder in slides_in(folder):
+                    inside += tiles_in(slide_folder)
         except OSError as error:
-            closed.append((folder, error.strerror or str(error)))
+            unreadable.append((folder, error.strerror or str(error)))
             continue
         candidates += [(file, label) for file in inside]
-    found = replace(look_at(candidates, root, closed), classes=names)
+    found = replace(load_images(candidates, root, unreadable), classes=names)
     for name, count in found.counts().items():
         if not count:
             log.warning("%s: the class %r has no usable pictures", root, name)
-    slides, laboratories = origins(root, found.files, slide)
+    slides, laboratories = slide_origins(root, found.files, slide)
     if not slide.endswith(".csv"):
-        places = [file.relative_to(root).parts for file in found.files]
-        slides = np.array([parts[1] if len(parts) > 2 else s for parts, s in zip(places, slides, strict=True)])
+        slides = slides.astype(object)
+        for i, file in enumerate(found.files):
+            parts = file.relative_to(root).parts
+            if len(parts) > 2:  # CLASS/SLIDE/TILE
+                slides[i] = parts[1]
+        slides = slides.astype(str)
     return replace(found, slides=slides, laboratories=laboratories)
 
 
-def pictures_in(folder: Path) -> list[Path]:
-    """The pictures in a folder, sorted by name."""
+def image_files_in(folder: Path) -> list[Path]:
+    """The image files in a folder, sorted by name."""
     return sorted(p for p in folder.iterdir() if p.suffix.lower() in ENDINGS and not p.name.startswith("."))
 
 
 def slides_in(folder: Path) -> list[Path]:
-    """The folders in that of a class which has no pictures itself: each is a slide's."""
+    """The folders in a class folder without images of its own: each is one slide."""
     return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith((".", "__")))
 
 
 def tiles_in(slide: Path) -> list[Path]:
-    """The tiles in a slide's folder; of one that `mutirao slides tile` wrote, those that were kept."""
+    """The tiles in a slide's folder; only the kept ones, if `mutirao slides tile` wrote it."""
     table = slide / "tiles.csv"
     if not table.exists():
-        return pictures_in(slide)
+        return image_files_in(slide)
     rows = read_csv(table)
     if rows and not {"tile", "kept"} <= set(rows[0]):
         raise ConfigError(f"{table} must have columns 'tile' and 'kept', as mutirao slides tile writes it")
     return sorted(slide / "tiles" / row["tile"] for row in rows if row["kept"] == "1")
 
 
-def look_at(candidates: Sequence[tuple[Path, int]], where: Path, closed: Sequence[tuple[Path, str]] = ()) -> ImageSet:
-    """These files with their labels, as far as they are pictures; the others are named in the log and left out."""
-    files, labels, hashes, left_out = [], [], [], list(closed)
+def load_images(
+    candidates: Sequence[tuple[Path, int]], where: Path, unreadable: Sequence[tuple[Path, str]] = ()
+) -> ImageSet:
+    """Load files with their labels; those that are not images are logged and left out."""
+    files = []
+    labels = []
+    hashes = []
+    left_out = list(unreadable)
     for file, label in candidates:
         try:
             content = read_content(file)
@@ -164,24 +177,24 @@ def look_at(candidates: Sequence[tuple[Path, int]], where: Path, closed: Sequenc
         log.warning("left out: %d more", len(left_out) - 20)
     if not files:
         raise ConfigError(f"{where} holds no usable picture; right would be {LAYOUT}")
-    nobody = np.array([""] * len(files))
-    return ImageSet(tuple(files), np.array(labels, np.int64), (), tuple(hashes), nobody, nobody, tuple(left_out))
+    unknown = np.array([""] * len(files))
+    return ImageSet(tuple(files), np.array(labels, np.int64), (), tuple(hashes), unknown, unknown, tuple(left_out))
 
 
 def read_content(file: Path) -> bytes:
-    """What an ordinary file of no absurd size holds: a device or a pipe, which a link may name, would never end."""
+    """Read a regular file up to a size limit: a device or a pipe, to which a link may point, would never end."""
     if not file.exists():
         raise UnreadableError("there is no such file")
     if not file.is_file() or file.stat().st_size > MOST_BYTES:
-        raise UnreadableError(f"it is no ordinary file of at most {MOST_BYTES:,} bytes")
+        raise UnreadableError(f"it is not a regular file of at most {MOST_BYTES:,} bytes")
     return file.read_bytes()
 
 
-def origins(root: Path, files: Sequence[Path], slide: str) -> tuple[npt.NDArray[np.str_], npt.NDArray[np.str_]]:
-    """Slide and laboratory of each file, by a pattern or a table; the laboratory may also be a folder `lab_...`."""
+def slide_origins(root: Path, files: Sequence[Path], slide: str) -> tuple[npt.NDArray[np.str_], npt.NDArray[np.str_]]:
+    """Slide and laboratory of each file, from a table or a pattern with a group `lab`."""
     table = Path(slide).expanduser()
     if slide.endswith(".csv"):
-        known = origin_table(table)
+        known = read_origin_table(table)
         rows = [known.get(str(f.relative_to(root)), known.get(f.name, ("", ""))) for f in files]
         missing = sum(s == "" for s, _ in rows)
         if missing:
@@ -192,40 +205,46 @@ def origins(root: Path, files: Sequence[Path], slide: str) -> tuple[npt.NDArray[
     try:
         pattern = re.compile(slide)
     except re.error as error:
-        raise ConfigError(f"slide: {slide!r} is no pattern: {error}") from error
+        raise ConfigError(f"slide: {slide!r} is not a regular expression: {error}") from error
     if not pattern.groups:
-        raise ConfigError(f"slide: {slide!r} has no (group) that would be the slide's name")
+        raise ConfigError(f"slide: {slide!r} has no (group) for the slide's name")
     found = [pattern.search(f.name) for f in files]
     named = pattern.groupindex
     labs = [m["lab"] if m and "lab" in named else "" for m in found]
     return np.array([m[1] or "" if m else "" for m in found]), np.array(labs)
 
 
-def origin_table(path: Path) -> dict[str, tuple[str, str]]:
-    """A table of files with their slides and laboratories."""
+def read_origin_table(path: Path) -> dict[str, tuple[str, str]]:
+    """Read a table of files with their slides and laboratories."""
     rows = read_csv(path)
     if not rows or not {"file", "slide"} <= set(rows[0]):
         raise ConfigError(f"{path} must have columns 'file' and 'slide', and may have 'laboratory'")
     return {r["file"]: (r["slide"] or "", r.get("laboratory") or "") for r in rows}
 
 
-def agree(lists: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
-    """The one class list of all, or a refusal that says who lacks what: labels would be swapped silently."""
-    known = {who: tuple(names) for who, names in lists.items()}
-    union = sorted({name for names in known.values() for name in names})
-    odd = {who: [n for n in union if n not in names] for who, names in known.items()}
-    if any(odd.values()):
-        lacking = "; ".join(f"{who} lacks {', '.join(names)}" for who, names in odd.items() if names)
-        raise ConfigError(f"the class folders differ: {lacking}; a class without pictures needs an empty folder")
-    if len(set(known.values())) > 1:
-        raise ConfigError(f"the class lists have different orders: {'; '.join(f'{w}: {n}' for w, n in known.items())}")
-    return tuple(next(iter(known.values()), ()))
+def require_same_classes(lists: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
+    """Return the class list that all have in common; ConfigError if they differ, since labels would be mixed up."""
+    class_lists = {owner: tuple(names) for owner, names in lists.items()}
+    union = sorted(set().union(*class_lists.values()))
+    lacking = []
+    for owner, names in class_lists.items():
+        missing = [name for name in union if name not in names]
+        if missing:
+            lacking.append(f"{owner} lacks {', '.join(missing)}")
+    if lacking:
+        raise ConfigError(
+            f"the class folders differ: {'; '.join(lacking)}; a class without pictures needs an empty folder"
+        )
+    if len(set(class_lists.values())) > 1:
+        orders = "; ".join(f"{owner}: {names}" for owner, names in class_lists.items())
+        raise ConfigError(f"the class lists have different orders: {orders}")
+    return next(iter(class_lists.values()), ())
 
 
 def refuse_shared(train: ImageSet, test: ImageSet) -> None:
-    """Refuse a picture that is in both: the test would only show what was learnt by heart."""
-    held = dict(zip(train.hashes, train.files, strict=True))
-    both = [(held[h], file) for h, file in zip(test.hashes, test.files, strict=True) if h in held]
+    """Raise ConfigError if an image is in both sets: the test would measure memory."""
+    trained = dict(zip(train.hashes, train.files, strict=True))
+    both = [(trained[h], file) for h, file in zip(test.hashes, test.files, strict=True) if h in trained]
     if both:
         here, there = both[0]
         raise ConfigError(
@@ -234,10 +253,11 @@ def refuse_shared(train: ImageSet, test: ImageSet) -> None:
 
 
 def check_image_folder(path: Path | str | None) -> list[str]:
-    """What is found at `path`, for `mutirao data check cells PATH`."""
+    """Describe what is at `path`, for `mutirao data check cells PATH`."""
     if path is None:
         raise ConfigError(f"cells need a path: {LAYOUT}, or Training/ and Test/ of that kind")
-    root, findings = Path(path), []
+    root = Path(path)
+    findings = []
     parts = [p for p in (root / "Training", root / "Test") if p.is_dir()] or [root]
     sets = []
     for part in parts:
@@ -250,7 +270,7 @@ def check_image_folder(path: Path | str | None) -> list[str]:
         findings.append(f"the same picture twice: {len(found) - len(set(found.hashes)):,}")
         findings += [f"unreadable: {file}: {why}" for file, why in found.unreadable]
     if len(sets) == 2:
-        agree({str(part): s.classes for part, s in zip(parts, sets, strict=True)})
+        require_same_classes({str(part): s.classes for part, s in zip(parts, sets, strict=True)})
         refuse_shared(*sets)
         findings.append("Training and Test have the same classes and no picture in common")
     return findings

@@ -1,4 +1,4 @@
-"""Synthetic sets as published, made on the spot with their own users: FCube and Synthetic(alpha, beta)."""
+"""Generated data sets: FCube and Synthetic(alpha, beta) with their users, as published, and textures like CIFAR-10."""
 
 import math
 import re
@@ -13,10 +13,16 @@ from mutirao.errors import ConfigError
 from mutirao.randomness import rng
 
 FCUBE = "fcube"
-PAIR, CUBE_TEST = 1000, 1000  # samples of each pair of octants, and of the test set
-USERS, MOST_USERS = 30, 1000
-WIDTH, CLASSES = 60, 10
-LEAST, LOG_MEAN, LOG_DEVIATION = 50, 4.0, 2.0  # of the samples of a user
+PAIR = 1000  # samples of each pair of octants
+CUBE_TEST = 1000
+USERS = 30
+MAX_USERS = 1000
+WIDTH = 60
+CLASSES = 10
+# The number of a user's samples is 50 + lognormal(4, 2).
+MIN_SAMPLES = 50
+LOG_MEAN = 4.0
+LOG_DEVIATION = 2.0
 HELD_OUT = 0.1
 FORM = re.compile(r"synthetic-(?:(iid)|(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?))(?:-(\d{1,6}))?")
 
@@ -26,8 +32,8 @@ Labels = npt.NDArray[np.int64]
 Names = npt.NDArray[np.str_]
 
 
-class Made(NamedTuple):
-    """A set with a test part, its classes' names, and whose each sample is."""
+class GeneratedData(NamedTuple):
+    """Training and test samples, class names, and the user to whom each sample belongs."""
 
     x_train: Floats
     y_train: Labels
@@ -39,12 +45,12 @@ class Made(NamedTuple):
 
 
 def is_generated(data: str) -> bool:
-    """Whether that is the name of a set made here."""
+    """Whether `data` is the name of a generated set with users."""
     return data == FCUBE or FORM.fullmatch(data) is not None
 
 
-def generate(data: str, seed: int) -> Made:
-    """The set of that name: `fcube`, `synthetic-ALPHA-BETA` or `synthetic-iid`, perhaps with `-USERS`.
+def generate(data: str, seed: int) -> GeneratedData:
+    """Generate the set of that name: `fcube`, `synthetic-ALPHA-BETA` or `synthetic-iid`, perhaps with `-USERS`.
 
     >>> cube = generate("fcube", seed=0)
     >>> cube.x_train.shape, sorted(set(cube.users.tolist()))
@@ -57,12 +63,12 @@ def generate(data: str, seed: int) -> Made:
         raise ConfigError(f"data: {data!r} is none of fcube, synthetic-iid, and synthetic-1-1 or other numbers")
     iid, alpha, beta, users = found.groups()
     count = int(users or USERS)
-    if not 1 <= count <= MOST_USERS:
-        raise ConfigError(f"data: {data!r} has {count} users; from 1 to {MOST_USERS:,} can be made")
+    if not 1 <= count <= MAX_USERS:
+        raise ConfigError(f"data: {data!r} has {count} users; from 1 to {MAX_USERS:,} can be generated")
     return make_synthetic(float(alpha or 0), float(beta or 0), count, seed, bool(iid))
 
 
-def make_fcube(seed: int) -> Made:
+def make_fcube(seed: int) -> GeneratedData:
     """Points of the cube [-1, 1]^3 with class 0 where x_1 > 0, else 1; four users with two opposite octants each.
 
     Li, Diao, Chen and He, "Federated Learning on Non-IID Data Silos", ICDE 2022. User u has the octants of the
@@ -73,65 +79,73 @@ def make_fcube(seed: int) -> Made:
     users = np.repeat(np.arange(4), PAIR)
     signs = np.stack([np.ones(4 * PAIR), np.where(users > 1, -1, 1), np.where(users % 2, -1, 1)], 1)
     mirrored = np.where(np.arange(4 * PAIR) % 2, -1, 1)[:, None]
-    x = ((1 - draw.random((4 * PAIR, 3))) * signs * mirrored).astype(np.float32)  # above 0 before it has a sign
+    x = ((1 - draw.random((4 * PAIR, 3))) * signs * mirrored).astype(np.float32)  # above 0 before the sign
     test = rng(seed, 0, "fcube test").uniform(-1, 1, (CUBE_TEST, 3)).astype(np.float32)
-    y, y_test = ((points[:, 0] <= 0).astype(np.int64) for points in (x, test))
-    toward = test * np.where(test[:, :1] > 0, 1, -1)  # as if the first number were above 0
-    theirs = 2 * (toward[:, 1] < 0) + (toward[:, 2] < 0)
-    return Made(x, y, test, y_test, ("x1 > 0", "x1 < 0"), named(users, 4), named(theirs, 4))
+    y = (x[:, 0] <= 0).astype(np.int64)
+    y_test = (test[:, 0] <= 0).astype(np.int64)
+    mirrored_test = test * np.where(test[:, :1] > 0, 1, -1)  # opposite octants have the same user
+    test_users = 2 * (mirrored_test[:, 1] < 0) + (mirrored_test[:, 2] < 0)
+    return GeneratedData(x, y, test, y_test, ("x1 > 0", "x1 < 0"), user_names(users, 4), user_names(test_users, 4))
 
 
-def make_synthetic(alpha: float, beta: float, users: int, seed: int, iid: bool = False) -> Made:
+def make_synthetic(alpha: float, beta: float, users: int, seed: int, iid: bool = False) -> GeneratedData:
     """Synthetic(alpha, beta): y = argmax(W_k x + b_k), where users differ in models by alpha and in inputs by beta.
 
     Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, after Shamir, Srebro and Zhang, ICML
     2014: W_k, b_k ~ N(u_k, 1), u_k ~ N(0, alpha); x ~ N(v_k, S), S_jj = j^-1.2, v_kj ~ N(B_k, 1), B_k ~ N(0, beta),
     60 numbers, 10 classes, lognormal(4, 2) + 50 samples. Alpha and beta are deviations, as in the paper's code. `iid`:
     one W, b ~ N(0, 1) for all, and v_k = 0. A tenth of each user's samples is held out. As published, u_k moves the
-    scores of all classes alike, so that alpha changes no label: it is the draws of W_k that make users differ.
+    scores of all classes by the same amount, so alpha changes no label: users differ by their samples of W_k.
     """
     common = rng(seed, 0, "synthetic users")
-    sizes = common.lognormal(LOG_MEAN, LOG_DEVIATION, users).astype(np.int64) + LEAST
-    models, inputs = common.normal(0, alpha, users), common.normal(0, beta, users)
-    one = common.normal(0, 1, (WIDTH, CLASSES)), common.normal(0, 1, CLASSES)
+    sizes = common.lognormal(LOG_MEAN, LOG_DEVIATION, users).astype(np.int64) + MIN_SAMPLES
+    models = common.normal(0, alpha, users)
+    inputs = common.normal(0, beta, users)
+    shared_weights = common.normal(0, 1, (WIDTH, CLASSES))
+    shared_bias = common.normal(0, 1, CLASSES)
     deviation = np.arange(1, WIDTH + 1) ** -0.6
-    xs, ys = [], []
+    xs = []
+    ys = []
     for k in range(users):
         draw = rng(seed, 0, "synthetic user", str(k))
-        weights, bias = draw.normal(models[k], 1, (WIDTH, CLASSES)), draw.normal(models[k], 1, CLASSES)
-        middle = draw.normal(inputs[k], 1, WIDTH)
+        weights = draw.normal(models[k], 1, (WIDTH, CLASSES))
+        bias = draw.normal(models[k], 1, CLASSES)
+        mean = draw.normal(inputs[k], 1, WIDTH)
         if iid:
-            (weights, bias), middle = one, np.zeros(WIDTH)
-        x = middle + deviation * draw.standard_normal((sizes[k], WIDTH))
+            weights = shared_weights
+            bias = shared_bias
+            mean = np.zeros(WIDTH)
+        x = mean + deviation * draw.standard_normal((sizes[k], WIDTH))
         xs.append(x.astype(np.float32))
         ys.append((x @ weights + bias).argmax(1))
-    owner, held = np.repeat(np.arange(users), sizes), np.concatenate([np.arange(n) >= n - cut(n) for n in sizes])
-    x_all, y_all = np.concatenate(xs), np.concatenate(ys).astype(np.int64)
-    whose = named(owner, users)
+    x_all = np.concatenate(xs)
+    y_all = np.concatenate(ys).astype(np.int64)
+    owners = user_names(np.repeat(np.arange(users), sizes), users)
+    test = np.concatenate([np.arange(n) >= n - test_size(n) for n in sizes])
     names = tuple(map(str, range(CLASSES)))
-    return Made(x_all[~held], y_all[~held], x_all[held], y_all[held], names, whose[~held], whose[held])
+    return GeneratedData(x_all[~test], y_all[~test], x_all[test], y_all[test], names, owners[~test], owners[test])
 
 
-def cut(samples: int) -> int:
-    """How many of a user's samples are held out: what is left of nine tenths, rounded down."""
+def test_size(samples: int) -> int:
+    """How many of a user's samples are held out: all but nine tenths, rounded down."""
     return samples - math.floor((1 - HELD_OUT) * samples)
 
 
-def named(users: npt.NDArray[np.integer], count: int) -> Names:
-    """Users' names, which sort as their numbers do."""
+def user_names(users: npt.NDArray[np.integer], count: int) -> Names:
+    """The users' names, zero-padded so that they sort by number."""
     width = len(str(count - 1))
     return np.asarray(np.array([f"u{k:0{width}d}" for k in range(count)])[users], np.str_)
 
 
 def check_generated(path: Path | str | None) -> list[str]:
-    """These sets need no files, so a path can only be a mistake."""
+    """Describe generated sets; ConfigError if a path is given, since they are not read from one."""
     if path is not None:
         raise ConfigError(f"generated sets read no files; leave {str(path)!r} out, and use data=fcube or synthetic-1-1")
     lines = []
     for name in (FCUBE, "synthetic-1-1"):
-        made = generate(name, 0)
-        count = f"{len(made.y_train):,} samples to train on, {len(made.y_test):,} to judge by (seed 0)"
-        lines.append(f"{name}: {count}, of {len(np.unique(made.users))} users: partition=natural makes each a client")
+        data = generate(name, 0)
+        count = f"{len(data.y_train):,} training samples, {len(data.y_test):,} test samples (seed 0)"
+        lines.append(f"{name}: {count}, of {len(np.unique(data.users))} users: partition=natural makes each a client")
     return lines
 
 
@@ -141,11 +155,12 @@ def check_generated(path: Path | str | None) -> list[str]:
 @cache
 def _patterns() -> npt.NDArray[np.float32]:
     """Ten smooth coloured textures, 3 x 32 x 32 with deviation 1, that wrap around at the edges."""
-    draw = rng(0, 0, "cifar10 patterns")  # the same for everybody, so that two calls belong together
+    draw = rng(0, 0, "cifar10 patterns")  # always the same, so that training and test set have the same textures
     fy, fx = np.meshgrid(np.fft.fftfreq(32) * 32, np.fft.fftfreq(32) * 32, indexing="ij")
     out = np.empty((10, 3, 32, 32), np.float32)
     for c in range(10):
-        angle, waves = np.pi * (c % 5) / 5, (3.0, 5.5)[c // 5]  # five directions, coarse and fine
+        angle = np.pi * (c % 5) / 5  # five directions,
+        waves = (3.0, 5.5)[c // 5]  # coarse and fine
         near = [(fx - s * waves * np.cos(angle)) ** 2 + (fy - s * waves * np.sin(angle)) ** 2 for s in (1, -1)]
         band = np.exp(-near[0] / 1.6) + np.exp(-near[1] / 1.6)
         grey, *tints = np.fft.ifft2(np.fft.fft2(draw.standard_normal((4, 32, 32))) * band).real
@@ -155,12 +170,12 @@ def _patterns() -> npt.NDArray[np.float32]:
 
 
 def synthetic(samples: int, draw: np.random.Generator) -> tuple[Images, Labels]:
-    """Generated pictures of CIFAR-10's shape: ten textures, equally often, no two the same.
+    """Generate images of CIFAR-10's shape: ten textures, equally often, no two images the same.
 
-    A picture is the texture of its class, moved anywhere and in changed colours, mixed with a fainter one of
-    another class, over a smooth background and under noise. Since a texture may lie anywhere, the average
-    pictures of the classes hardly differ: a linear model gets a quarter right, a small convolutional network
-    80% after a few epochs of a few thousand, and none all of them.
+    An image is the texture of its class, shifted and in changed colours, mixed with a fainter one of another class,
+    over a smooth background and under noise. Since textures are shifted, the mean images of the classes hardly
+    differ: a linear model gets a quarter right, a small convolutional network 80% after a few epochs of a few
+    thousand images, and no model all of them.
 
     >>> x, y = synthetic(6, np.random.default_rng(0))
     >>> x.shape, x.dtype, y.dtype
@@ -173,7 +188,7 @@ def synthetic(samples: int, draw: np.random.Generator) -> tuple[Images, Labels]:
     for start in range(0, samples, 500):  # in blocks: as floats the set would take several times its size
         here = y[start : start + 500]
         other = (here + draw.integers(1, 10, len(here))) % 10
-        mixed = _moved(here, draw) + _uniform(draw, 0, 1, (len(here), 1, 1, 1)) * _moved(other, draw)
+        mixed = _shifted(here, draw) + _uniform(draw, 0, 1, (len(here), 1, 1, 1)) * _shifted(other, draw)
         mixed *= _uniform(draw, 0.6, 1, (len(here), 1, 1, 1))
         mixed += _background(len(here), draw)
         mixed += 0.6 * draw.standard_normal(mixed.shape, np.float32)
@@ -185,18 +200,18 @@ def _uniform(draw: np.random.Generator, low: float, high: float, shape: tuple[in
     return draw.uniform(low, high, shape).astype(np.float32)
 
 
-def _moved(labels: Labels, draw: np.random.Generator) -> npt.NDArray[np.float32]:
-    """The texture of each label, moved by any number of pixels, each channel stronger or weaker."""
+def _shifted(labels: Labels, draw: np.random.Generator) -> npt.NDArray[np.float32]:
+    """The texture of each label, shifted at random, each channel scaled at random."""
     twice = np.tile(_patterns(), (1, 1, 2, 2))
     windows = np.moveaxis(np.lib.stride_tricks.sliding_window_view(twice, (32, 32), axis=(2, 3)), 1, 3)
     down, across = draw.integers(0, 32, (2, len(labels)))
-    moved: npt.NDArray[np.float32] = windows[labels, down, across]
-    moved *= _uniform(draw, 0.6, 1.4, (len(labels), 3, 1, 1))
-    return moved
+    shifted: npt.NDArray[np.float32] = windows[labels, down, across]
+    shifted *= _uniform(draw, 0.6, 1.4, (len(labels), 3, 1, 1))
+    return shifted
 
 
 def _background(n: int, draw: np.random.Generator) -> npt.NDArray[np.float32]:
-    """A colour in each corner, and between them what lies between."""
+    """A random colour in each corner, interpolated between them."""
     along = np.linspace(0, 1, 32, dtype=np.float32)
     ends = np.stack([1 - along, along])
     weights = (ends[:, None, :, None] * ends[None, :, None, :]).reshape(4, 32 * 32)

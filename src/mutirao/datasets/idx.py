@@ -1,6 +1,6 @@
-"""Files of the idx form, in which MNIST and its successors are published, plain or gzipped.
+"""Files in the idx format of MNIST and its successors, plain or gzipped.
 
-A header says the type and the lengths; what is read is checked against it, and never more than it may say.
+A header gives type and lengths; the content is checked against it, and no more is read than it declares.
 """
 
 import gzip
@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from mutirao.errors import ConfigError
 
-# The third byte of a file says of what type its numbers are; they stand with the highest byte first.
+# The third byte of a file is the type of its numbers, which are big-endian.
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-MOST_BYTES = 4 << 30  # what a file may unpack to; the largest published set of this form has 550 MB
+MOST_BYTES = 4 << 30  # limit after unpacking; the largest published file has 550 MB
 MOST_DIMENSIONS = 8
-PAIRS = {"train": "train", "test": "t10k"}  # how the names of the four files begin
+PAIRS = {"train": "train", "test": "t10k"}  # prefixes of the four files
 LAYOUT = (
     "a folder with train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and "
     "t10k-labels-idx1-ubyte, plain or .gz"
@@ -26,7 +26,7 @@ LAYOUT = (
 
 
 def read_idx(path: Path) -> npt.NDArray[Any]:
-    """The array in one file, or one clear line on what is wrong with it.
+    """Read the array in one file; ConfigError says what is wrong with it.
 
     >>> _ = Path("labels-idx1-ubyte").write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 2, 1]))
     >>> read_idx(Path("labels-idx1-ubyte"))
@@ -36,30 +36,33 @@ def read_idx(path: Path) -> npt.NDArray[Any]:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
             start = file.read(4)
             if len(start) < 4 or start[:2] != b"\0\0":
-                raise ConfigError(f"{path} is no idx file: it does not begin with two zero bytes and a type")
-            kind, dimensions = TYPES.get(start[2]), start[3]
+                raise ConfigError(f"{path} is not an idx file: it does not begin with two zero bytes and a type")
+            kind = TYPES.get(start[2])
+            dimensions = start[3]
             if kind is None:
-                raise ConfigError(f"{path}: the type 0x{start[2]:02x} is none of the idx form")
+                raise ConfigError(f"{path}: the type 0x{start[2]:02x} is not one of the idx format")
             if not 1 <= dimensions <= MOST_DIMENSIONS:
-                raise ConfigError(f"{path}: {dimensions} dimensions; 1 to {MOST_DIMENSIONS} can be")
+                raise ConfigError(f"{path}: {dimensions} dimensions; expected 1 to {MOST_DIMENSIONS}")
             head = file.read(4 * dimensions)
             shape = tuple(int(n) for n in np.frombuffer(head[: len(head) // 4 * 4], ">u4"))
             if len(shape) < dimensions:
                 raise ConfigError(f"{path} ends within its header: it is truncated")
             wanted = math.prod(shape) * np.dtype(kind).itemsize
             if wanted > MOST_BYTES:
-                raise ConfigError(f"{path}: its header speaks of {' x '.join(map(str, shape))} numbers: too many")
+                raise ConfigError(f"{path}: its header declares {' x '.join(map(str, shape))} numbers: too many")
             content = _read(file, wanted + 1)
     except (OSError, EOFError, zlib.error) as error:  # gzip's own errors are OSErrors
         raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     if len(content) != wanted:
-        there = "more" if len(content) > wanted else f"only {len(content):,}"
-        raise ConfigError(f"{path}: its header speaks of {wanted:,} bytes, and there are {there}: it is damaged")
+        there = f"only {len(content):,}"
+        if len(content) > wanted:
+            there = "more"
+        raise ConfigError(f"{path}: its header declares {wanted:,} bytes, and there are {there}: it is damaged")
     return np.frombuffer(content, kind).reshape(shape)
 
 
 def _read(file: Any, most: int) -> bytearray:
-    """At most so many bytes, piece by piece: a header that lies costs no more memory than the file has content."""
+    """Read at most so many bytes in pieces, so that a wrong header costs no more memory than the file has bytes."""
     content = bytearray()
     while len(content) < most and (piece := file.read(min(most - len(content), 1 << 24))):
         content += piece
@@ -67,23 +70,25 @@ def _read(file: Any, most: int) -> bytearray:
 
 
 def find_idx(folder: Path, which: str, what: str) -> Path | None:
-    """The file with the images or labels of training or test in a folder, under one of its usual names."""
+    """Find the images or labels of the training or test set in a folder, under one of the usual names."""
     ending = {"images": "idx3-ubyte", "labels": "idx1-ubyte"}[what]
-    for join in ("-", "."):
-        for packed in ("", ".gz"):
-            if (file := folder / f"{PAIRS[which]}-{what}{join}{ending}{packed}").is_file():
+    for separator in ("-", "."):
+        for suffix in ("", ".gz"):
+            file = folder / f"{PAIRS[which]}-{what}{separator}{ending}{suffix}"
+            if file.is_file():
                 return file
     return None
 
 
-def holds_idx(folder: Path) -> bool:
-    """Whether one of the four files is there."""
+def is_idx_folder(folder: Path) -> bool:
+    """Whether a folder contains one of the four files."""
     return any(find_idx(folder, which, what) for which in PAIRS for what in ("images", "labels"))
 
 
 def read_pair(images: Path, labels: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Images, samples x height x width of bytes, and their labels; both files must fit each other."""
-    x, y = read_idx(images), read_idx(labels)
+    """Read images (bytes, samples x height x width) and their labels, which must be as many."""
+    x = read_idx(images)
+    y = read_idx(labels)
     if x.dtype != np.uint8 or x.ndim != 3 or 0 in x.shape:
         raise ConfigError(f"{images} has {x.dtype} of shape {x.shape}; images are bytes, samples x height x width")
     if y.ndim != 1 or y.dtype.kind not in "ui":
@@ -95,9 +100,10 @@ def read_pair(images: Path, labels: Path) -> tuple[npt.NDArray[np.uint8], npt.ND
     return x, y.astype(np.int64)
 
 
-def read_images(folder: Path, which: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]] | None:
-    """The training or the test images of a folder with their labels; None if it has neither file."""
-    images, labels = find_idx(folder, which, "images"), find_idx(folder, which, "labels")
+def read_split(folder: Path, which: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]] | None:
+    """Read the training or the test set of a folder; None if it has neither images nor labels."""
+    images = find_idx(folder, which, "images")
+    labels = find_idx(folder, which, "labels")
     if images is None and labels is None:
         return None
     if images is None or labels is None:
@@ -107,7 +113,7 @@ def read_images(folder: Path, which: str) -> tuple[npt.NDArray[np.uint8], npt.ND
 
 
 def check_idx(path: Path | str | None) -> list[str]:
-    """What is found at `path`, for `mutirao data check idx PATH`: a folder, or one file."""
+    """Describe what is at `path`, for `mutirao data check idx PATH`: a folder, or one file."""
     if path is None:
         raise ConfigError(f"idx needs a path: {LAYOUT}")
     where = Path(path)
@@ -116,7 +122,7 @@ def check_idx(path: Path | str | None) -> list[str]:
         return [f"{where}: {found.dtype.name} of shape {' x '.join(map(str, found.shape))}"]
     findings = []
     for which in PAIRS:
-        if (pair := read_images(where, which)) is not None:
+        if (pair := read_split(where, which)) is not None:
             x, y = pair
             classes = np.bincount(y)
             each = f"{classes[classes > 0].min():,} to {classes.max():,}"

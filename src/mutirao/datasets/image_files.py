@@ -1,4 +1,4 @@
-"""A picture file as it is read everywhere: whole, in colours, and not absurdly large."""
+"""Decode image files: complete, in RGB, and up to a size limit."""
 
 import io
 import os
@@ -14,22 +14,22 @@ from mutirao.config import one_line
 if TYPE_CHECKING:
     from PIL import Image
 
-MOST_PIXELS = 100_000_000  # a picture of a cell or a tile has far fewer: more is an attack or a whole slide
+MOST_PIXELS = 100_000_000  # a cell or a tile has far fewer: more is an attack or a whole slide
 
 
 def cache_home() -> Path:
-    """Where what can be made again is kept: `$MUTIRAO_CACHE`, or the user's cache folder."""
+    """The folder for files that can be computed again: `$MUTIRAO_CACHE`, or the user's cache folder."""
     home = os.environ.get("MUTIRAO_CACHE") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(home).expanduser() / "mutirao"
 
 
 class UnreadableError(ValueError):
-    """A file that is no picture, or a broken one."""
+    """A file that is not an image, or a damaged one."""
 
 
 def picture(content: bytes) -> "Image.Image":
-    """The whole picture in colours, or UnreadableError in one line; a truncated file is not a picture."""
-    from PIL import Image  # late: listing what can be read needs none of it
+    """Decode a complete image to RGB; UnreadableError if it is not an image, or truncated."""
+    from PIL import Image  # late: listing data sets does not need it
 
     if not content:
         raise UnreadableError("it is empty (0 bytes)")
@@ -46,7 +46,7 @@ def picture(content: bytes) -> "Image.Image":
 
 
 def thumbnails(files: Sequence[Path], side: int) -> npt.NDArray[np.uint8]:
-    """All these pictures at `side` x `side` pixels: files x 3 x side x side."""
+    """These images resized to `side` x `side` pixels: an array of files x 3 x side x side."""
     out = np.empty((len(files), 3, side, side), np.uint8)
     for i, file in enumerate(files):
         small = picture(file.read_bytes()).resize((side, side), 2)  # bilinear

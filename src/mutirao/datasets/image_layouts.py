@@ -1,8 +1,8 @@
-"""How a set of pictures may lie on disk, and what of it is held out as a test set.
+"""Layouts of image sets on disk, and their split into training and test set.
 
-One folder a class; `Training/` and `Test/` of that kind; `client_1/`, `client_2/`, ... and `global_test/`; or a table
-(CSV) with columns `file` and `label`, and perhaps `client` (whose it is; `global_test`: the test set's) and `group`.
-Sets of cervical cells lie as their publishers ship them.
+A layout is one folder for each class; `Training/` and `Test/` of that kind; `client_1/`, `client_2/`, ... and
+`global_test/`; or a table (CSV) with columns `file` and `label`, and optionally `client` (to which the image belongs;
+`global_test` for the test set) and `group`. Sets of cervical cells are read as their publishers ship them.
 """
 
 import logging
@@ -13,8 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
-from mutirao.datasets.cervical import find_published, read_published
-from mutirao.datasets.class_folders import ImageSet, Rows, agree, look_at, origins, read_image_folder, refuse_shared
+from mutirao.datasets.cervical import find_cervical, read_cervical
+from mutirao.datasets.class_folders import (
+    ImageSet,
+    Rows,
+    load_images,
+    read_image_folder,
+    refuse_shared,
+    require_same_classes,
+    slide_origins,
+)
 from mutirao.errors import ConfigError
 from mutirao.io import read_csv
 
@@ -22,102 +30,103 @@ log = logging.getLogger("mutirao")
 
 TRAINING, TEST, GLOBAL_TEST = "Training", "Test", "global_test"
 CLIENT = re.compile(r"client_(\d+)")
-RowsOf = Callable[[ImageSet], ImageSet]  # what is dealt and held out as a whole: pictures, or slides made of them
+GroupRows = Callable[[ImageSet], ImageSet]  # turns images into the rows that are partitioned: images or slides
 TABLE = "a table (CSV) with columns file and label, and perhaps client and group"
 
 
-def as_they_are(pictures: ImageSet) -> ImageSet:
-    """Each picture by itself."""
+def ungrouped(pictures: ImageSet) -> ImageSet:
+    """Each image is a row."""
     return pictures
 
 
 def clients_in(root: Path) -> list[Path]:
-    """The folders `client_1`, `client_2` and so on, by their numbers."""
+    """The folders `client_1`, `client_2` and so on, sorted by number."""
     if not root.is_dir():
         return []
     found = [(int(m[1]), p) for p in root.iterdir() if p.is_dir() and (m := CLIENT.fullmatch(p.name))]
     return [p for _, p in sorted(found)]
 
 
-def read_listed(path: Path, group: str = "", classes: Sequence[str] = ()) -> ImageSet:
-    """The pictures that a table names; files are looked for beside it. `laboratories` are its clients."""
+def read_csv_listing(path: Path, group: str = "", classes: Sequence[str] = ()) -> ImageSet:
+    """Read the images that a table lists, relative to its folder; `laboratories` are its clients."""
     rows = read_csv(path)
     if not rows or not {"file", "label"} <= set(rows[0]):
         raise ConfigError(f"{path} must have columns 'file' and 'label'; right would be {TABLE}")
     for at, row in enumerate(rows, 1):
         if not row["file"] or not row["label"] or "\0" in row["file"]:
             raise ConfigError(
-                f"{path}, row {at}: a file and a label are needed, there are {row['file'][:60]!r} and none"
+                f"{path}, row {at}: a file and a label are needed, found {row['file'][:60]!r} without a label"
             )
     known = sorted({row["label"] for row in rows})
     names = tuple(classes) or tuple(known)
-    if strange := [name for name in known if name not in names]:
-        raise ConfigError(f"{path} has a label {strange[0][:40]!r}, which is none of the classes {', '.join(names)}")
-    numbers, home = {name: i for i, name in enumerate(names)}, path.parent
-    found = look_at([(home / row["file"], numbers[row["label"]]) for row in rows], path)
+    if unknown := [name for name in known if name not in names]:
+        raise ConfigError(f"{path} has a label {unknown[0][:40]!r}, which is none of the classes {', '.join(names)}")
+    numbers = {name: i for i, name in enumerate(names)}
+    home = path.parent
+    found = load_images([(home / row["file"], numbers[row["label"]]) for row in rows], path)
     by_file = {home / row["file"]: row for row in rows}
     groups = np.array([by_file[f].get("group", "") for f in found.files])
     if not (groups != "").any():
-        groups = origins(home, found.files, group)[0]
+        groups = slide_origins(home, found.files, group)[0]
     clients = np.array([by_file[f].get("client", "") for f in found.files])
     if (clients != "").any() and not (clients != "").all():
         raise ConfigError(f"{path}: {found.files[int((clients == '').argmax())].name} has no client, but others have")
     return replace(found, classes=names, slides=groups, laboratories=clients)
 
 
-def read_both(
+def read_train_test(
     data: Path,
     group: str,
     share: float,
     seed: int,
     classes: Sequence[str] = (),
-    rows_of: RowsOf = as_they_are,
+    rows_of: GroupRows = ungrouped,
 ) -> tuple[ImageSet, ImageSet]:
-    """What is trained on and what is held out, of any layout but that of clients' own folders; none is in both.
+    """Read the training and the test set of any layout but client folders; no image may be in both.
 
-    `rows_of` makes of the pictures what is held out or not as a whole, such as slides.
+    `rows_of` turns images into the rows to split, such as slides.
     """
     if data.is_file():
-        everything = rows_of(read_listed(data, group, classes))
-        held = everything.laboratories == GLOBAL_TEST
-        rows = (
-            (np.flatnonzero(~held), np.flatnonzero(held))
-            if held.any()
-            else train_test_split(everything, share, seed, expected=bool(group))
-        )
-        train, test = everything.take(rows[0]), everything.take(rows[1])
-    elif published := find_published(data):
-        everything, own = read_published(published, data)
+        everything = rows_of(read_csv_listing(data, group, classes))
+        is_test = everything.laboratories == GLOBAL_TEST
+        if is_test.any():
+            train = everything.take(np.flatnonzero(~is_test))
+            test = everything.take(np.flatnonzero(is_test))
+        else:
+            train, test = split_set(everything, share, seed, group)
+    elif published := find_cervical(data):
+        everything, own = read_cervical(published, data)
         if group.endswith(".csv"):  # a table says more than file names do
-            everything = replace(everything, slides=origins(data, everything.files, group)[0])
-        train, test = everything, own or everything
-        if own is None:
-            rows = train_test_split(everything, share, seed, expected=bool(group))
-            train, test = everything.take(rows[0]), everything.take(rows[1])
+            everything = replace(everything, slides=slide_origins(data, everything.files, group)[0])
+        train, test = (everything, own) if own is not None else split_set(everything, share, seed, group)
     elif (data / TRAINING).is_dir() or (data / TEST).is_dir():
-        train, test = (rows_of(read_image_folder(data / part, group)) for part in (TRAINING, TEST))
-        agree({str(data / TRAINING): train.classes, str(data / TEST): test.classes})
+        train = rows_of(read_image_folder(data / TRAINING, group))
+        test = rows_of(read_image_folder(data / TEST, group))
+        require_same_classes({str(data / TRAINING): train.classes, str(data / TEST): test.classes})
     else:
-        everything = rows_of(read_image_folder(data, group))
-        rows = train_test_split(everything, share, seed, expected=bool(group))
-        train, test = everything.take(rows[0]), everything.take(rows[1])
+        train, test = split_set(rows_of(read_image_folder(data, group)), share, seed, group)
     refuse_shared(train, test)
     return train, test
+
+
+def split_set(images: ImageSet, share: float, seed: int, group: str) -> tuple[ImageSet, ImageSet]:
+    """Split a set into training and test set; no group is in both."""
+    train, test = train_test_split(images, share, seed, expected=bool(group))
+    return images.take(train), images.take(test)
 
 
 def train_test_split(
     pictures: ImageSet, share: float, seed: int, where: str = "the test set", expected: bool = True
 ) -> tuple[Rows, Rows]:
-    """Rows to train on and about a `share` held out, class by class alike, no slide (or other group) on both sides.
+    """Split rows into training rows and about a `share` of test rows, stratified by class and grouped by slide.
 
-    Cells of one slide look alike in stain, light and patient. A split that ignores slides measures memory.
+    Cells of one slide share stain, light and patient: a split that ignores slides measures memory.
 
-    A picture whose slide is unknown is never held out. Equal pictures stay together whatever their names say. If no
-    slide is known at all the split is by class alone, and a warning says so where some are `expected`.
+    Images of unknown slides are only trained on. Equal images stay together, whatever their names say. If no slide
+    is known, the split is by class alone, with a warning where slides are `expected`.
     """
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedShuffleSplit
 
-    everything = np.arange(len(pictures))
     folds = round(1 / share)
     slides = pictures.slides.copy()
     first: dict[str, int] = {}
@@ -128,27 +137,29 @@ def train_test_split(
     whole = count == len(pictures)  # rows are slides: none can be on both sides
     if whole or count < folds or np.bincount(pictures.labels[known]).max() < folds:
         why = f"only {count} slides are" if count else "no slide is"
-        level = logging.DEBUG if whole else logging.WARNING if expected or count else logging.INFO
+        level = logging.WARNING if expected or count else logging.INFO
+        if whole:
+            level = logging.DEBUG
         log.log(
-            level, "%s is drawn by class alone: %s known, so pictures of one slide may be on both sides", where, why
+            level, "%s is split by class alone: %s known, so pictures of one slide may be on both sides", where, why
         )
         distinct = np.array(sorted(first.values()))
         counts = np.bincount(pictures.labels[distinct])
         if len(distinct) < 2:
-            raise ConfigError(f"{where} cannot be drawn: there is a single picture")
-        if counts[counts > 0].min() < 2:  # too few to be alike class by class
+            raise ConfigError(f"{where} cannot be split off: there is a single picture")
+        if counts[counts > 0].min() < 2:  # too few to stratify
             order = np.random.default_rng(seed).permutation(distinct)
-            drawn = order[: max(1, round(share * len(order)))]
+            sampled = order[: max(1, round(share * len(order)))]
         else:
             wanted = max(share, np.count_nonzero(counts) / len(distinct))  # at least one of each class
             split = StratifiedShuffleSplit(1, test_size=wanted, random_state=seed % 2**32)
-            drawn = distinct[next(split.split(distinct, pictures.labels[distinct]))[1]]
-        held = {pictures.hashes[i] for i in drawn}
-        aside = np.array([content in held for content in pictures.hashes])
-        return np.flatnonzero(~aside), np.flatnonzero(aside)
+            sampled = distinct[next(split.split(distinct, pictures.labels[distinct]))[1]]
+        test_hashes = {pictures.hashes[i] for i in sampled}
+        is_test = np.array([content in test_hashes for content in pictures.hashes])
+        return np.flatnonzero(~is_test), np.flatnonzero(is_test)
     if len(known) < len(pictures):
         log.info("%d pictures of unknown slides are only trained on", len(pictures) - len(known))
     grouped = StratifiedGroupKFold(folds, shuffle=True, random_state=seed % 2**32)
     with np.errstate(all="ignore"):
         _, held = next(grouped.split(known, pictures.labels[known], slides[known]))
-    return np.setdiff1d(everything, known[held]), np.sort(known[held])
+    return np.setdiff1d(np.arange(len(pictures)), known[held]), np.sort(known[held])

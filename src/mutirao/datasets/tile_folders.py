@@ -1,6 +1,6 @@
-"""Class folders of tiles that know where they were cut: `origins.csv` names each one's place, `tiles.json` the scale.
+"""Class folders of tiles with metadata: `origins.csv` has the origin of each tile, `tiles.json` the scale of all.
 
-A model that learnt from tiles of one size and scale knows nothing of others, so both are kept with what it learnt from.
+A model trained on tiles of one scale is wrong on others, so size and scale are stored with the training set.
 """
 
 import csv
@@ -17,14 +17,15 @@ from mutirao.datasets.image_layouts import GLOBAL_TEST, TEST, TRAINING, clients_
 from mutirao.errors import ConfigError
 from mutirao.io import read_text, write_whole
 
-SCALE, ORIGINS = "tiles.json", "origins.csv"
+SCALE = "tiles.json"
+ORIGINS = "origins.csv"
 KIND = "mutirao tiles"
 CLASS_NAME = re.compile(r"[^\W_][\w .:+()-]{0,59}(?<! )")
 
 
 @dataclass(frozen=True)
 class Scale:
-    """What one tile shows: its side in pixels, and micrometres a pixel."""
+    """The scale of tiles: their side in pixels, and micrometres a pixel."""
 
     size: int
     mpp: float
@@ -39,7 +40,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Origin:
-    """A line of `origins.csv`; x and y are the tile's corner in the slide's finest pixels, "" where nobody knows."""
+    """A line of `origins.csv`; x and y are the tile's corner in the slide's finest pixels, "" if unknown."""
 
     file: str
     slide: str
@@ -57,7 +58,7 @@ COLUMNS = tuple("class" if f.name == "label" else f.name for f in fields(Origin)
 
 
 def is_class_name(name: str) -> bool:
-    """Whether a class can be called so: it is a folder's name, and stands in lists that commas separate.
+    """Whether this is a valid class name: it becomes a folder's name, and stands in comma-separated lists.
 
     >>> is_class_name("light dysplastic"), is_class_name("../x"), is_class_name("a,b"), is_class_name("global_test")
     (True, False, False, False)
@@ -67,7 +68,7 @@ def is_class_name(name: str) -> bool:
 
 
 def read_scale(folder: Path) -> Scale | None:
-    """The scale of the tiles in a folder, if it says; ConfigError if it says something that cannot be."""
+    """Read the scale of the tiles in a folder, if it is stored; ConfigError if it is invalid."""
     path = folder / SCALE
     if not path.is_file():
         return None
@@ -79,21 +80,21 @@ def read_scale(folder: Path) -> Scale | None:
 
 
 def scale_of(data: Path) -> Scale | None:
-    """The one scale of a set of pictures in any layout; None where nothing says it, ConfigError where parts differ.
+    """The scale of an image set in any layout; None if it is unknown, ConfigError if its parts differ.
 
-    Tiles of different scales in one training set would be one class's cells twice as large as another's.
+    With different scales, cells of one class could be twice as large as those of another.
     """
     root = data if data.is_dir() else data.parent
     places = [root, *(root / name for name in (TRAINING, TEST, GLOBAL_TEST)), *clients_in(root)]
     known = {place: found for place in places if (found := read_scale(place))}
     if len(set(known.values())) > 1:
-        told = "; ".join(f"{place}: {found}" for place, found in known.items())
-        raise ConfigError(f"the tiles are of different scales: {told}; cut them alike")
+        scales = "; ".join(f"{place}: {found}" for place, found in known.items())
+        raise ConfigError(f"the tiles are of different scales: {scales}; cut all at one scale")
     return next(iter(known.values()), None)
 
 
 def copy_scale(data: Path, *folders: Path) -> None:
-    """Let copies of parts of a set say the scale that the set says."""
+    """Store the scale of a set in copies of its parts."""
     if scale := scale_of(data):
         for folder in folders:
             write_scale(folder, scale)
@@ -105,7 +106,7 @@ def write_scale(folder: Path, scale: Scale) -> None:
 
 
 def table_of(rows: Iterable[Iterable[object]]) -> str:
-    """Rows as CSV, each cell to the letter: a file's name with two blanks in it is still that file's."""
+    """Rows as CSV, each cell unchanged: a file name may contain two spaces in a row."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
     return out.getvalue()
@@ -114,10 +115,10 @@ def table_of(rows: Iterable[Iterable[object]]) -> str:
 def write_set(
     out: Path, classes: Sequence[str], tiles: Iterable[tuple[Origin, Callable[[Path], None]]], scale: Scale | None
 ) -> list[Origin]:
-    """Write class folders of tiles with `origins.csv` and `tiles.json`, whole or not at all.
+    """Write class folders of tiles with `origins.csv` and `tiles.json`, completely or not at all.
 
-    `out` must be new or empty. Each tile comes with what writes its file. A class without a tile has an
-    empty folder, so that all parties agree on the list.
+    `out` must be new or empty. Each tile comes with a function that writes its file. A class without a tile has an
+    empty folder, so that all sites have the same class list.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is not empty; choose another --out")
@@ -126,11 +127,11 @@ def write_set(
     try:
         for name in classes:
             (building / name).mkdir(parents=True)
-        made = []
+        written = []
         for origin, write in tiles:
             write(building / origin.file)
-            made.append(origin)
-        write_whole(building / ORIGINS, table_of([COLUMNS, *map(astuple, made)]))
+            written.append(origin)
+        write_whole(building / ORIGINS, table_of([COLUMNS, *map(astuple, written)]))
         if scale:
             write_scale(building, scale)
         if out.exists():
@@ -139,4 +140,4 @@ def write_set(
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise
-    return made
+    return written

@@ -393,10 +393,10 @@ def test_size_and_scale_of_the_tiles_travel_with_the_model_and_are_not_overruled
     assert cut_for(known, 64, 1.0) == cut_for(known, None, None) == Cut(size=64, mpp=1.0)
     refused = CliRunner().invoke(main, [*words[:4], str(out), "--size", "128"])
     assert refused.exit_code == 2
-    assert "the model learnt from tiles of 64 pixels at 1 micrometres a pixel, not 128 at 1" in refused.output
+    assert "the model was trained on tiles of 64 pixels at 1 micrometres a pixel, not 128 at 1" in refused.output
     loud = CliRunner().invoke(main, [*words, "--size", "128", "--anyway"])
     assert loud.exit_code == 0
-    assert "WARNING: the model learnt from tiles of 64 pixels" in loud.output
+    assert "WARNING: the model was trained on tiles of 64 pixels" in loud.output
     assert (
         "the model learnt from 64 at 1: its scores mean little here" in (tmp_path / "page" / "index.html").read_text()
     )

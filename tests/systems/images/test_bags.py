@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mutirao.datasets.class_folders import read_image_folder
-from mutirao.datasets.image_layouts import read_both
+from mutirao.datasets.image_layouts import read_train_test
 from mutirao.errors import ConfigError
 from mutirao.systems.images.backbones import load_backbone
 from mutirao.systems.images.bag_heads import POOLS, AttentionPool, WholeSlide, make_head
@@ -121,7 +121,7 @@ def test_slides_in_folders_of_their_class_are_samples_and_dropped_tiles_are_not_
         "s00": 2, "s01": 3, "s02": 4, "s03": 5, "s10": 2, "s11": 3, "s12": 4, "s13": 5, "s14": 2,
     }  # fmt: skip
     assert slides.counts() == {"abnormal": 4, "normal": 5}
-    train, test = read_both(lying, "", 0.25, seed=1, rows_of=gather_slides)
+    train, test = read_train_test(lying, "", 0.25, seed=1, rows_of=gather_slides)
     assert isinstance(train, Slides)
     assert isinstance(test, Slides)
     assert not set(train.slides) & set(test.slides)

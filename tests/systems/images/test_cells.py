@@ -13,7 +13,13 @@ from PIL import Image
 from sklearn import metrics as sk
 
 from mutirao.cli import main
-from mutirao.datasets.class_folders import ImageSet, agree, check_image_folder, read_image_folder, refuse_shared
+from mutirao.datasets.class_folders import (
+    ImageSet,
+    check_image_folder,
+    read_image_folder,
+    refuse_shared,
+    require_same_classes,
+)
 from mutirao.datasets.image_files import UnreadableError, picture
 from mutirao.datasets.image_layouts import train_test_split
 from mutirao.errors import ConfigError
@@ -74,10 +80,10 @@ def test_folders_that_are_wrong_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no usable picture"):
         read_image_folder(tmp_path / "set")
     write_set(tmp_path / "good", {"a": 1})
-    with pytest.raises(ConfigError, match="is no pattern"):
+    with pytest.raises(ConfigError, match="is not a regular expression"):
         read_image_folder(tmp_path / "good", "(")
     with pytest.raises(ConfigError, match="client_2 lacks b"):
-        agree({"client_1": ["a", "b"], "client_2": ["a"]})
+        require_same_classes({"client_1": ["a", "b"], "client_2": ["a"]})
 
 
 def test_no_slide_crosses_and_every_class_is_tested(tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ def test_sets_of_arrays_are_dealt_to_virtual_clients(home: Path) -> None:
     [
         ({"trainable": "head"}, "body=small has no pretrained part to keep"),
         ({"weights": "random"}, "weights: body=small begins from scratch"),
-        ({"group": "("}, "is no pattern"),
+        ({"group": "("}, "is not a regular expression"),
         ({"classes": "bird,dog"}, "lacks"),
         ({"data": "nowhere"}, "there is no folder nowhere"),
         ({"clients": 999}, "too few for 999 clients"),

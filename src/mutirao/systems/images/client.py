@@ -10,7 +10,7 @@ from mutirao.core.bounds import SIZE_CAP
 from mutirao.core.client_evaluation import weighted_client_metrics
 from mutirao.core.fleet import ClientId, Fleet, Reply, Request, Site
 from mutirao.core.rounds import Run
-from mutirao.datasets.class_folders import ImageSet, agree
+from mutirao.datasets.class_folders import ImageSet, require_same_classes
 from mutirao.datasets.image_layouts import train_test_split
 from mutirao.randomness import derive_seed
 from mutirao.systems.images.bags import BagExtractor, concatenate_bags
@@ -113,7 +113,7 @@ class HospitalPopulation(Population):
     def _read(self, name: ClientId) -> ClientData:
         images = self._images(name)
         if self.classes and not self.accepts_any_client:  # a site's own classes are compared in the agreement
-            agree({"the class list agreed on": self.classes, name: images.classes})
+            require_same_classes({"the class list agreed on": self.classes, name: images.classes})
         seed = derive_seed(self.seed, 0, "validation", name)
         train_rows = np.arange(len(images))
         validation_rows = np.empty(0, np.intp)
@@ -134,7 +134,7 @@ class HospitalPopulation(Population):
 def pool_hospitals(hospitals: HospitalPopulation) -> dict[ClientId, ClientData]:
     """One client with the data of all hospitals: the centralised reference."""
     parts = [hospitals[name] for name in hospitals]
-    agree({name: hospitals[name].classes for name in hospitals})
+    require_same_classes({name: hospitals[name].classes for name in hospitals})
     train = concatenate_samples([p.train for p in parts])
     test = concatenate_samples([p.test for p in parts])
     return {"pooled": ClientData(train, test, parts[0].classes)}

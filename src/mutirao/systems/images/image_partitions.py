@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from mutirao import partitioning
 from mutirao.datasets.class_folders import ImageSet, Rows
-from mutirao.datasets.image_layouts import GLOBAL_TEST, read_both
+from mutirao.datasets.image_layouts import GLOBAL_TEST, read_train_test
 from mutirao.datasets.tile_folders import copy_scale
 from mutirao.errors import ConfigError
 
@@ -116,7 +116,7 @@ def write_client_folders(
     """
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} is not empty; choose another --out")
-    train, test = read_both(source, slide, share, seed)
+    train, test = read_train_test(source, slide, share, seed)
     parts = partition_images(split, train, clients, rng)
     shares = {f"client_{k}": train.take(part) for k, part in enumerate(parts, 1)}
     shares[GLOBAL_TEST] = test

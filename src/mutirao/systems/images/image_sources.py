@@ -13,21 +13,21 @@ from typing import Any
 from mutirao.config import build
 from mutirao.datasets.class_folders import (
     ImageSet,
-    agree,
     class_folders,
     concatenate_image_sets,
     read_image_folder,
     refuse_shared,
+    require_same_classes,
 )
 from mutirao.datasets.image_layouts import (
     GLOBAL_TEST,
     TEST,
     TRAINING,
-    RowsOf,
-    as_they_are,
+    GroupRows,
     clients_in,
-    read_both,
-    read_listed,
+    read_csv_listing,
+    read_train_test,
+    ungrouped,
 )
 from mutirao.errors import ConfigError
 from mutirao.randomness import derive_seed, rng
@@ -46,12 +46,12 @@ class Sources:
 
 
 def find_image_sources(
-    root: Path, config: Any, group: str, classes: tuple[str, ...] = (), rows_of: RowsOf = as_they_are
+    root: Path, config: Any, group: str, classes: tuple[str, ...] = (), rows_of: GroupRows = ungrouped
 ) -> Sources:
     """Read a folder or table; `group` tells which images belong together, such as those of one slide."""
     if (root / GLOBAL_TEST).is_dir() or clients_in(root):
         return read_prepared(root, config.clients, group)
-    train, test = read_both(root, group, config.test, derive_seed(config.seed, 0, "test split"), classes, rows_of)
+    train, test = read_train_test(root, group, config.test, derive_seed(config.seed, 0, "test split"), classes, rows_of)
     split = build("partition", config.partition)
     parts = partition_images(split, train, config.clients, rng(config.seed, 0, "partition"))
     named = config.partition.name in ("natural", "auto") and (train.laboratories != "").all()
@@ -82,7 +82,7 @@ def read_prepared(root: Path, clients: int, group: str) -> Sources:
     class_lists: dict[str, list[str]] = {}
     for folder in [*folders, test_folder] if has_test else folders:
         class_lists[folder.name] = [path.name for path in class_folders(folder)]
-    return Sources(hospitals or remote_clients(root, clients), test, agree(class_lists), has_test)
+    return Sources(hospitals or remote_clients(root, clients), test, require_same_classes(class_lists), has_test)
 
 
 def read_own(root: Path | None, clients: int, group: str, classes: tuple[str, ...]) -> Sources:
@@ -106,7 +106,7 @@ def read_own(root: Path | None, clients: int, group: str, classes: tuple[str, ..
 def read_whole(root: Path, group: str, classes: tuple[str, ...]) -> ImageSet:
     """Read all images of one site, of any layout but that of client folders."""
     if root.is_file():
-        return read_listed(root, group, classes)
+        return read_csv_listing(root, group, classes)
     parts = [root / name for name in (TRAINING, TEST) if (root / name).is_dir()]
     return concatenate_image_sets({str(part): read_image_folder(part, group) for part in parts or [root]})
 

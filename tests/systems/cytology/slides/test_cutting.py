@@ -13,7 +13,7 @@ from PIL import Image
 from mutirao.cli import main
 from mutirao.errors import ConfigError
 from mutirao.systems.cytology.slides.annotations import Mark
-from mutirao.systems.cytology.slides.cutting import CuttingPlan, Tally, places_of, settle
+from mutirao.systems.cytology.slides.cutting import CuttingPlan, Tally, places_of, resolve_conflict
 from mutirao.systems.cytology.slides.readers import open_slide
 from mutirao.systems.cytology.slides.synthetic_slides import Cells
 from mutirao.systems.cytology.slides.tiling import Cut
@@ -54,7 +54,7 @@ def test_a_tile_that_two_classes_claim_goes_by_the_rule(smear: tuple[Path, Cells
     stepped = square("a", 256, 256, 512), square("b", 256, 256 + 90, 700)
     more = places(smear, *stepped, conflict="largest")[0]
     assert (more[256, 256], more[256, 768], more.get((256, 512))) == ("a", "b", None)  # both cover the last one whole
-    assert settle({"a": 1.0, "b": 1.0}, CuttingPlan(conflict="largest")) is None
+    assert resolve_conflict({"a": 1.0, "b": 1.0}, CuttingPlan(conflict="largest")) is None
 
 
 def test_marks_beside_the_slide_or_on_too_little_of_a_tile_are_named(smear: tuple[Path, Cells]) -> None:
@@ -104,9 +104,9 @@ def test_cells_of_a_slide_become_a_training_set_and_every_trouble_is_a_line(
     found = json.loads(run.stdout)
     said = "\n".join(found["problems"])
     assert "other.geojson: 2 marks, but there is no slide called other" in said
-    assert "broken.xml is no XML" in said
+    assert "broken.xml is not XML" in said
     assert "1 marks of the class 'odd', which is none of abnormal, normal" in said
-    assert "text.svs is no slide that can be read" in said
+    assert "text.svs is not a slide that can be read" in said
     assert len(found["problems"]) == 4
     rows = list(csv.DictReader((tmp_path / "set" / "origins.csv").open()))
     assert len(rows) == sum(found["tiles"].values()) > 0.9 * len(cells)
@@ -139,5 +139,5 @@ def test_a_lone_pair_belongs_together_and_nothing_to_cut_is_one_line(smear: tupl
     assert bad.output.startswith("error: no mark can be used in 1 files; ")
     coarse = [str(smear[0]), "--annotations", str(tmp_path / "points.csv"), "--out", str(tmp_path / "y")]
     fine = cut(*coarse, "--mpp-out", "0.1")
-    assert "coarser than the 0.1 asked for" in fine.output
+    assert "coarser than --mpp-out 0.1" in fine.output
     assert fine.exit_code == 1

@@ -12,8 +12,8 @@ from sklearn.metrics import cohen_kappa_score
 from mutirao.errors import ConfigError
 from mutirao.metrics import confusion
 from mutirao.randomness import rng
-from mutirao.systems.cytology.slides.reader_agreement import cohen, compare_readers, fleiss, page_of, votes_of
-from mutirao.systems.cytology.slides.tile_labels import joined
+from mutirao.systems.cytology.slides.reader_agreement import agreement_page, cohen, compare_readers, fleiss, votes_of
+from mutirao.systems.cytology.slides.tile_labels import combine_labels
 
 CLASSES = ("a", "b", "c")
 
@@ -72,8 +72,8 @@ def test_an_interval_over_slides_is_wider_than_one_over_tiles_and_holds_the_kapp
     a, b = (list(given_[r].values()) for r in ("r0", "r1"))
     assert over_slides.kappa.value == over_tiles.kappa.value == pytest.approx(cohen_kappa_score(a, b))
     assert over_slides.kappa.low < over_slides.kappa.value < over_slides.kappa.high
-    assert over_slides.drawn == "8 slides"
-    assert "fewer than two slides" in over_tiles.drawn
+    assert over_slides.resampled == "8 slides"
+    assert "fewer than two slides" in over_tiles.resampled
     width = [k.kappa.high - k.kappa.low for k in (over_slides, over_tiles)]
     assert width[0] > 2 * width[1]
     again = compare_readers(given_, slides, CLASSES, rng(0, 0, "agreement"))
@@ -90,7 +90,7 @@ def test_three_readers_have_fleiss_kappa_their_pairs_and_a_page_of_what_they_dif
     assert (len(found.tiles), found.partly) == (59, 1)
     unequal = [t for t in found.tiles if len({g[t] for g in given_.values()}) > 1]
     assert [found.tiles[i] for i in found.differing] == unequal
-    page = page_of(found, {t: tmp_path / t for t in slides}, "<tiles>")
+    page = agreement_page(found, {t: tmp_path / t for t in slides}, "<tiles>")
     assert page.count("<li>") == len(unequal)
     assert "&lt;tiles&gt;" in page
     assert "<tiles>" not in page
@@ -108,9 +108,9 @@ def test_readers_who_cannot_be_compared_are_refused_and_one_class_has_no_kappa()
 
 def test_ties_and_disputes_have_no_class() -> None:
     three = {"ana": {"t": "a", "u": "a", "v": "a"}, "rui": {"t": "a", "u": "b", "w": "b"}, "eva": {"t": "b", "u": "c"}}
-    chosen, without = joined(three, ["t", "u", "v", "w", "x"], "majority")
+    chosen, without = combine_labels(three, ["t", "u", "v", "w", "x"], "majority")
     assert chosen == {"t": "a", "v": "a", "w": "b"}
     assert without == {"disputed": 1, "unlabelled": 1}
-    chosen, without = joined(three, ["t", "u", "v", "w", "x"], "agreed")
+    chosen, without = combine_labels(three, ["t", "u", "v", "w", "x"], "agreed")
     assert chosen == {}
     assert without == {"disputed": 2, "not labelled by all": 2, "unlabelled": 1}

@@ -14,7 +14,7 @@ from PIL import Image
 from mutirao.cli import main
 from mutirao.errors import ConfigError
 from mutirao.systems.cytology.slides.readers import OpenSlideSource, SlideError, TiffSource, open_slide
-from mutirao.systems.cytology.slides.synthetic_slides import LABORATORIES, Cells, Painter, Pyramid, Smear
+from mutirao.systems.cytology.slides.synthetic_slides import LABORATORIES, Cells, Pyramid, Smear, TileRenderer
 from mutirao.systems.cytology.slides.tile_ranking import Choice, measures
 from mutirao.systems.cytology.slides.tiling import Cut, Tile, choose, grid, read_table, tile_slide
 from mutirao.systems.cytology.slides.tissue_mask import mask_slide, otsu
@@ -30,7 +30,7 @@ def test_both_readers_see_what_was_drawn(smear: tuple[Path, Cells]) -> None:
         one, other = a.read(level, x, y, w, h).astype(int), b.read(level, x, y, w, h).astype(int)
         assert one.shape == (h, w, 3)
         assert np.abs(one - other).max() <= 2  # two decoders of one JPEG
-    drawn = Painter.of(Smear(3000, 2100, 0.5, per_mm2=12), LABORATORIES[1], 3, "smear").tile(1, 1).astype(int)
+    drawn = TileRenderer.of(Smear(3000, 2100, 0.5, per_mm2=12), LABORATORIES[1], 3, "smear").tile(1, 1).astype(int)
     assert np.abs(b.read(0, 512, 512, 512, 512) - drawn).mean() < 3  # JPEG loses a little
     a.close(), b.close()
 
@@ -80,7 +80,7 @@ def test_tiles_at_other_scales_and_with_overlap_cover_the_slide(smear: tuple[Pat
         half = slide.region(512, 512, 1024, 512).astype(int)
         full = slide.region(512, 512, 1024, 1024).reshape(512, 2, 512, 2, 3).mean((1, 3))
         assert np.abs(half - full).max() <= 1
-        with pytest.raises(SlideError, match=r"coarser than the 0\.25 asked for"):
+        with pytest.raises(SlideError, match=r"coarser than --mpp-out 0\.25"):
             grid(slide, Cut(mpp=0.25), seen)
     finally:
         slide.close()
@@ -159,7 +159,7 @@ def test_broken_slides_are_named_and_the_others_go_on(smear: tuple[Path, Cells],
     assert set(problems) == {"cut.tiff", "text.svs", "zero.svs", "holed.tiff", "scaleless.tiff"}
     assert "does not say how large its pixels are; give --mpp" in problems["scaleless.tiff"]
     assert "0 bytes" in problems["zero.svs"]
-    assert "no slide that can be read" in problems["text.svs"]
+    assert "not a slide that can be read" in problems["text.svs"]
     assert "damaged" in problems["holed.tiff"]
     assert all("\n" not in p for p in problems.values())
     again = CliRunner().invoke(

@@ -18,8 +18,8 @@ from mutirao.systems.cytology.slides import tile_labels as module
 from mutirao.systems.cytology.slides.synthetic_slides import Cells
 from mutirao.systems.cytology.slides.tile_labels import (
     Labels,
-    agreed_classes,
     file_of,
+    label_classes,
     open_labels,
     read_labels,
     readers_in,
@@ -136,14 +136,14 @@ def test_a_file_that_holds_no_labels_is_one_line(tiles: Path, text: str, said: s
 
 def test_all_readers_use_the_same_classes(tiles: Path) -> None:
     with pytest.raises(ConfigError, match="name two to nine classes"):
-        agreed_classes(tiles, ())
-    assert agreed_classes(tiles, CLASSES) == CLASSES
-    assert agreed_classes(tiles, ()) == CLASSES
+        label_classes(tiles, ())
+    assert label_classes(tiles, CLASSES) == CLASSES
+    assert label_classes(tiles, ()) == CLASSES
     with pytest.raises(ConfigError, match="use the classes normal, abnormal"):
-        agreed_classes(tiles, ("abnormal", "normal"))
-    assert agreed_classes(tiles, (*CLASSES, "unusable")) == (*CLASSES, "unusable")
+        label_classes(tiles, ("abnormal", "normal"))
+    assert label_classes(tiles, (*CLASSES, "unusable")) == (*CLASSES, "unusable")
     with pytest.raises(ConfigError, match="cannot be the name of a class"):
-        agreed_classes(tiles, ("a/b", "c"))
+        label_classes(tiles, ("a/b", "c"))
     file_of(tiles, "eva").write_text('tile,class,time\n"x",odd,t\n')
     with pytest.raises(ConfigError, match="'odd', which is none of"):
         Labels(file_of(tiles, "eva"), [], CLASSES)
@@ -159,8 +159,8 @@ def test_from_a_cut_slide_over_two_readers_to_a_training_set(smear: tuple[Path, 
     found = tiles_in(tiles)
     names = [t.name for t in found.tiles]
     assert found.scale == Scale(256, 0.5)
-    assert "nobody has labelled" in run("gather", str(tiles), "--out", str(tmp_path / "no")).output
-    agreed_classes(tiles, CLASSES)
+    assert "no reader has labelled" in run("gather", str(tiles), "--out", str(tmp_path / "no")).output
+    label_classes(tiles, CLASSES)
     for reader, odd in (("ana", 0), ("rui", 3)):
         with open_labels(tiles, reader, found, CLASSES) as labels:
             labels.put([(n, CLASSES[(i % 4 == 0) ^ (i < odd)]) for i, n in enumerate(names[:-2])])

@@ -1,6 +1,7 @@
-"""What people drew on slides: QuPath's GeoJSON, ASAP's XML, and tables of points or boxes, all in finest pixels.
+"""Read annotations: QuPath's GeoJSON, ASAP's XML, and tables of points or boxes, in pixels of the finest level.
 
-What cannot be used is told in one line that names the file and the place; the rest is used.
+An annotation that cannot be used is reported in one line with its file and position; the others are used. The area of
+an annotation inside a tile is measured by the even-odd rule, exactly along each of many scan lines.
 """
 
 import json
@@ -30,7 +31,7 @@ def bounds(rings: Sequence[Floats]) -> tuple[float, float, float, float]:
 
 
 def crossings(starts: Floats, ends: Floats, y: float) -> Floats:
-    """Where the edges of all rings cross a horizontal line, from left to right; an even number of them."""
+    """The x where the edges of all rings cross a horizontal line, sorted; an even number of them."""
     cuts = (starts[:, 1] <= y) != (ends[:, 1] <= y)
     a, b = starts[cuts], ends[cuts]
     return np.sort(a[:, 0] + (y - a[:, 1]) * (b[:, 0] - a[:, 0]) / (b[:, 1] - a[:, 1]))
@@ -60,9 +61,12 @@ def area(rings: Sequence[Floats]) -> float:
     return float(covered(rings, np.array([left]), top, right - left, bottom - top)[0])
 
 
+# ---- files -----------------------------------------------------------------------------------------------------------
+
 MOST_BYTES = 1 << 28  # of an annotation file
 FARTHEST = 1e8  # pixels: no slide is as large
-ASAP_AREAS, ASAP_POINTS = {"polygon", "rectangle", "spline"}, {"dot", "pointset"}
+ASAP_AREAS = {"polygon", "rectangle", "spline"}
+ASAP_POINTS = {"dot", "pointset"}
 ALIASES = {
     "x": ("x", "left", "xmin", "x_min", "centroid x px"),
     "y": ("y", "top", "ymin", "y_min", "centroid y px"),
@@ -91,21 +95,22 @@ class Mark:
         return len(self.rings[0]) == 1
 
 
-Found = Iterator[Mark | str]  # marks, and in a line each what cannot be one
+Found = Iterator[Mark | str]  # marks, and one line for each annotation that is not usable
 
 
 def read_annotations(path: Path) -> tuple[list[Mark], list[str]]:
-    """The marks of a file, by its ending, and the problems; ConfigError if it is none of the three formats."""
+    """Read the marks of a file, and the problems; ConfigError if its suffix is of none of the formats."""
     try:
         size = path.stat().st_size
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
     if not path.is_file() or size > MOST_BYTES:
-        raise ConfigError(f"{path} is no ordinary file of at most {MOST_BYTES:,} bytes")
+        raise ConfigError(f"{path} is not a regular file of at most {MOST_BYTES:,} bytes")
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise ConfigError(f"{path}: annotations end in {', '.join(READERS)}")
-    marks, problems = [], []
+    marks = []
+    problems = []
     for found in reader(path):
         if isinstance(found, str):
             problems.append(f"{path.name}, {found}")
@@ -115,10 +120,10 @@ def read_annotations(path: Path) -> tuple[list[Mark], list[str]]:
 
 
 def outline(points: Any) -> Floats:
-    """A ring of points; ValueError if these are no places on a slide."""
+    """A ring of points; ValueError if they cannot be on a slide."""
     ring = np.array([[float(p[0]), float(p[1])] for p in points], np.float64)
     if not len(ring) or not np.isfinite(ring).all() or np.abs(ring).max() > FARTHEST:
-        raise ValueError("its coordinates are no places on a slide")
+        raise ValueError("its coordinates cannot be on a slide")
     return ring
 
 
@@ -130,11 +135,11 @@ def read_geojson(path: Path) -> Found:
     try:
         content = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is no JSON: {one_line(error)[:120]}") from error
+        raise ConfigError(f"{path} is not JSON: {one_line(error)[:120]}") from error
     if isinstance(content, dict):
         content = content.get("features") if content.get("type") == "FeatureCollection" else [content]
     if not isinstance(content, list):
-        raise ConfigError(f"{path} is no GeoJSON; right would be a FeatureCollection, or an array of features")
+        raise ConfigError(f"{path} is not GeoJSON; expected a FeatureCollection, or an array of features")
     for number, feature in enumerate(content, 1):
         where = f"feature {number}"
         try:
@@ -145,17 +150,19 @@ def read_geojson(path: Path) -> Found:
             for rings in shapes(feature["geometry"]):
                 yield Mark(label, rings, f"{path.name}, {where}")
         except (AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
-            why = one_line(error)[:100] if type(error) is ValueError else "it is no feature with a geometry"
+            why = "it is not a feature with a geometry"
+            if type(error) is ValueError:  # one of ours, with a reason
+                why = one_line(error)[:100]
             yield f"{where}: {why}"
 
 
 def class_of(properties: Mapping[str, Any]) -> str:
     """QuPath's class: `classification` with a `name`, or `names` of a class derived from others."""
-    told = properties.get("classification")
-    if isinstance(told, Mapping):
-        names = told.get("names")
-        told = ": ".join(map(str, names)) if isinstance(names, list) else told.get("name")
-    return told.strip() if isinstance(told, str) else ""
+    label = properties.get("classification")
+    if isinstance(label, Mapping):
+        names = label.get("names")
+        label = ": ".join(map(str, names)) if isinstance(names, list) else label.get("name")
+    return label.strip() if isinstance(label, str) else ""
 
 
 def shapes(geometry: Mapping[str, Any]) -> Iterator[tuple[Floats, ...]]:
@@ -189,14 +196,16 @@ def area_of(rings: list[Floats]) -> tuple[Floats, ...]:
 def read_asap(path: Path) -> Found:
     """ASAP's XML: polygons, rectangles, splines (by their points), dots and sets of points; the group is the class."""
     text = read_text(path)
-    if "<!DOCTYPE" in text.upper() or "<!ENTITY" in text.upper():  # entities can grow without end, or name other files
-        raise ConfigError(f"{path} declares a document type, which annotations of ASAP do not; it is not read")
+    if (
+        "<!DOCTYPE" in text.upper() or "<!ENTITY" in text.upper()
+    ):  # entities can expand without end, or name other files
+        raise ConfigError(f"{path} declares a document type, which ASAP does not write; it is not read")
     try:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
-        raise ConfigError(f"{path} is no XML: {one_line(error)}") from error
+        raise ConfigError(f"{path} is not XML: {one_line(error)}") from error
     if root.tag != "ASAP_Annotations":
-        raise ConfigError(f"{path} is no file of ASAP: it begins with <{root.tag[:40]}>, not <ASAP_Annotations>")
+        raise ConfigError(f"{path} is not a file of ASAP: it begins with <{root.tag[:40]}>, not <ASAP_Annotations>")
     for number, node in enumerate(root.iterfind("Annotations/Annotation"), 1):
         where = f"annotation {number}"
         label = (node.get("PartOfGroup") or "").strip()
@@ -210,7 +219,9 @@ def read_asap(path: Path) -> Found:
             elif kind in ASAP_AREAS:
                 yield Mark(label, area_of([ring]), f"{path.name}, {where}")
             else:
-                raise ValueError(f"{kind[:40]!r} is no kind that is used: polygon, rectangle, spline, dot, pointset")
+                raise ValueError(
+                    f"{kind[:40]!r} is not supported; supported are polygon, rectangle, spline, dot, pointset"
+                )
         except (ValueError, TypeError) as error:
             yield f"{where}: {one_line(error)[:120]}"
 
@@ -219,7 +230,8 @@ def asap_places(node: ElementTree.Element) -> Floats:
     """The coordinates of an annotation in their order; some ASAP write a decimal comma."""
     found: list[tuple[float, tuple[float, float]]] = []
     for place in node.iterfind("Coordinates/Coordinate"):
-        x, y = ((place.get(k) or "").replace(",", ".") for k in ("X", "Y"))
+        x = (place.get("X") or "").replace(",", ".")
+        y = (place.get("Y") or "").replace(",", ".")
         found.append((float(place.get("Order") or len(found)), (float(x), float(y))))
     return outline([place for _, place in sorted(found, key=lambda pair: pair[0])])
 
@@ -234,7 +246,11 @@ def read_points(path: Path) -> Found:
     rows = read_rows(text, path, max(",;\t", key=first.count))
     _, header = next(rows, (1, []))
     names = [name.strip().lower() for name in header]
-    at = {k: names.index(a) for k, known in ALIASES.items() for a in known if a in names}
+    at: dict[str, int] = {}
+    for column, aliases in ALIASES.items():
+        for alias in aliases:
+            if alias in names:
+                at[column] = names.index(alias)
     if not {"x", "y", "class"} <= at.keys():
         raise ConfigError(f"{path} has columns {', '.join(header)[:120] or 'none'}; right would be {TABLE}")
     for line, cells in rows:
@@ -244,15 +260,25 @@ def read_points(path: Path) -> Found:
         try:
             if not row["class"]:
                 raise ValueError("it has no class")
-            x, y = number(row, "x"), number(row, "y")
-            w = number(row, "w") if row.get("w") else number(row, "right") - x if row.get("right") else 0.0
-            h = number(row, "h") if row.get("h") else number(row, "bottom") - y if row.get("bottom") else 0.0
+            x = number(row, "x")
+            y = number(row, "y")
+            w = extent(row, "w", "right", x)
+            h = extent(row, "h", "bottom", y)
             if w < 0 or h < 0 or (w > 0) != (h > 0):
-                raise ValueError(f"a box of {w:g} x {h:g} pixels cannot be")
+                raise ValueError(f"a box cannot have {w:g} x {h:g} pixels")
             corners = [(x, y), (x + w, y), (x + w, y + h), (x, y + h)] if w else [(x, y)]
             yield Mark(row["class"], (outline(corners),), f"{path.name}, line {line}", row.get("slide", ""))
         except ValueError as error:
             yield f"line {line}: {one_line(error)[:120]}"
+
+
+def extent(row: Mapping[str, str], size: str, end: str, start: float) -> float:
+    """A box's width or height, from its own column or from the column of its end; 0 for a point."""
+    if row.get(size):
+        return number(row, size)
+    if row.get(end):
+        return number(row, end) - start
+    return 0.0
 
 
 def number(row: Mapping[str, str], name: str) -> float:
@@ -262,7 +288,7 @@ def number(row: Mapping[str, str], name: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise ValueError(f"{name} is {row[name][:20]!r}, which is no number")
+        raise ValueError(f"{name} is {row[name][:20]!r}, which is not a number")
     return value
 
 

@@ -1,7 +1,7 @@
-"""From annotations to a training set: tiles at the marks of slides, in a folder for each class, with their places.
+"""Cut annotated slides into a training set: tiles at the marks, in a folder for each class, with their origins.
 
-A point, or an area that fits into a tile, gives one tile centred on it. A larger area gives those tiles of the slide's
-grid of which it covers a share. A tile that marks of two classes claim goes by a rule that is named.
+A point, or an area that fits into a tile, gives one tile centred on it. A larger area gives the tiles of the slide's
+grid of which it covers a share. A setting decides about tiles that marks of two classes claim.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class CuttingPlan:
-    """How marks become tiles: which classes (none: all), under which names, and whose a tile is that two claim."""
+    """How marks become tiles: which classes (none: all), their new names, and the rule for tiles that two claim."""
 
     classes: tuple[str, ...] = ()
     rename: Mapping[str, str] = field(default_factory=dict)
@@ -40,14 +40,16 @@ class CuttingPlan:
             raise ConfigError(f"--cover: {self.cover!r} is not a share above 0 and up to 1")
         for name in {*self.classes, *self.rename.values()}:
             if not is_class_name(name):
-                raise ConfigError(f"{name[:60]!r} cannot be the name of a class: it is to be a folder's name")
+                raise ConfigError(f"{name[:60]!r} cannot be the name of a class, which is also a folder's name")
         if self.conflict == "first" and not self.classes:
-            raise ConfigError("--conflict first: name the classes, the one that wins first: --classes abnormal,normal")
+            raise ConfigError(
+                "--conflict first: needs --classes, the winning class first, as in --classes abnormal,normal"
+            )
 
 
 @dataclass
 class Tally:
-    """What became of the marks: tiles by class, tiles that two classes claimed, and the problems, a line each."""
+    """The result of cutting: tiles by class, tiles that two classes claimed, and the problems, one line each."""
 
     tiles: Counter[str] = field(default_factory=Counter)
     contested: int = 0
@@ -57,11 +59,11 @@ class Tally:
 def sort_marks(
     marked: Mapping[Path, Sequence[Mark]], plan: CuttingPlan, tally: Tally
 ) -> dict[Path, list[tuple[str, Mark]]]:
-    """The marks of each slide with their classes; those of classes that are not asked for are told and left out."""
+    """The marks of each slide with their classes; marks of other classes are reported and left out."""
     names = {name.lower(): name for name in plan.classes}
     rename = {old.lower(): new for old, new in plan.rename.items()}
     kept: dict[Path, list[tuple[str, Mark]]] = {slide: [] for slide in marked}
-    strange = Counter[str]()
+    other = Counter[str]()
     for slide, marks in marked.items():
         for mark in marks:
             label = rename.get(mark.label.lower(), mark.label)
@@ -70,16 +72,19 @@ def sort_marks(
             if label.lower() in names:
                 kept[slide].append((names[label.lower()], mark))
             else:
-                strange[label] += 1
-    wanted = f"none of {', '.join(plan.classes)}" if plan.classes else "no name for a folder; give it one with --rename"
-    tally.problems += [f"{n:,} marks of the class {label[:60]!r}, which is {wanted}" for label, n in strange.items()]
+                other[label] += 1
+    why = "not a valid name for a folder; give it one with --rename"
+    if plan.classes:
+        why = f"none of {', '.join(plan.classes)}"
+    tally.problems += [f"{n:,} marks of the class {label[:60]!r}, which is {why}" for label, n in other.items()]
     return kept
 
 
 def centred(rings: Sequence[Floats], side: int, size: tuple[int, int]) -> Place:
     """The corner of the tile centred on an outline, moved so that it lies on the slide."""
     left, top, right, bottom = bounds(rings)
-    x, y = round((left + right - side) / 2), round((top + bottom - side) / 2)
+    x = round((left + right - side) / 2)
+    y = round((top + bottom - side) / 2)
     return max(0, min(x, size[0] - side)), max(0, min(y, size[1] - side))
 
 
@@ -96,16 +101,20 @@ def on_grid(rings: Sequence[Floats], side: int, size: tuple[int, int], cover: fl
 
 
 class Claims:
-    """All marks of a slide, ready to be asked which classes claim a tile."""
+    """The marks of a slide, indexed to find the classes that claim a tile."""
 
     def __init__(self, marks: Sequence[tuple[str, Mark]], side: int, cover: float) -> None:
-        self.marks, self.side, self.cover = marks, side, cover
+        self.marks = marks
+        self.side = side
+        self.cover = cover
         self.boxes = np.array([bounds(mark.rings) for _, mark in marks]).reshape(-1, 4)
         self.areas = [area(mark.rings) for _, mark in marks]
 
     def of(self, place: Place) -> dict[str, float]:
         """The largest share by which each class claims the tile: of the tile, or of an area that is smaller."""
-        (x, y), side, b = place, self.side, self.boxes
+        x, y = place
+        side = self.side
+        b = self.boxes
         near = (b[:, 0] < x + side) & (b[:, 2] >= x) & (b[:, 1] < y + side) & (b[:, 3] >= y)
         found: dict[str, float] = {}
         for i in np.flatnonzero(near):
@@ -119,14 +128,16 @@ class Claims:
         return found
 
 
-def settle(claims: Mapping[str, float], plan: CuttingPlan) -> str | None:
-    """The class that a tile goes to; None if it is left out.
+def resolve_conflict(claims: Mapping[str, float], plan: CuttingPlan) -> str | None:
+    """The class of a tile that several classes claim; None if it is left out.
 
-    >>> settle({"normal": 0.9, "abnormal": 0.6}, CuttingPlan(("abnormal", "normal"), conflict="first"))
+    >>> resolve_conflict({"normal": 0.9, "abnormal": 0.6}, CuttingPlan(("abnormal", "normal"), conflict="first"))
     'abnormal'
     """
-    if len(claims) < 2 or plan.conflict == "first":
-        return min(claims, key=plan.classes.index) if len(claims) > 1 else next(iter(claims))
+    if len(claims) == 1:
+        return next(iter(claims))
+    if plan.conflict == "first":
+        return min(claims, key=plan.classes.index)
     ranked = sorted(claims.items(), key=lambda item: -item[1])
     if plan.conflict == "leave" or ranked[0][1] == ranked[1][1]:
         return None
@@ -136,10 +147,11 @@ def settle(claims: Mapping[str, float], plan: CuttingPlan) -> str | None:
 def places_of(
     slide: Slide, marks: Sequence[tuple[str, Mark]], cut: Cut, plan: CuttingPlan, tally: Tally
 ) -> dict[Place, tuple[str, str]]:
-    """Where tiles are cut, their classes, and the marks they come from; marks that give none are told."""
-    side, size = side_for(slide, cut), slide.size
+    """The positions of tiles with their classes and marks; marks that give no tile are reported."""
+    side = side_for(slide, cut)
+    size = slide.size
     used: list[tuple[str, Mark]] = []
-    wanted: dict[Place, dict[str, float]] = {}  # a mark claims its own tile, even where the slide's edge moved that
+    wanted: dict[Place, dict[str, float]] = {}  # a mark claims its own tile, even if the slide's edge moved it
     sources: dict[Place, str] = {}
     for label, mark in marks:
         left, top, right, bottom = bounds(mark.rings)
@@ -149,28 +161,34 @@ def places_of(
             )
             continue
         used.append((label, mark))
-        small = max(right - left, bottom - top) <= side
-        own = [(centred(mark.rings, side, size), 1.0)] if small else [*on_grid(mark.rings, side, size, plan.cover)]
+        if max(right - left, bottom - top) <= side:
+            own = [(centred(mark.rings, side, size), 1.0)]
+        else:
+            own = list(on_grid(mark.rings, side, size, plan.cover))
         if not own:
             tally.problems.append(f"{mark.where}: it covers {plan.cover:g} of no tile; smaller tiles or --cover")
         for place, share in own:
-            mine = wanted.setdefault(place, {})
-            mine[label] = max(share, mine.get(label, 0.0))
+            shares = wanted.setdefault(place, {})
+            shares[label] = max(share, shares.get(label, 0.0))
             sources.setdefault(place, mark.where)
     claims = Claims(used, side, plan.cover)
-    settled: dict[Place, tuple[str, str]] = {}
+    found: dict[Place, tuple[str, str]] = {}
     for place, own_claims in wanted.items():
-        all_claims = claims.of(place)
-        both = {c: max(own_claims.get(c, 0.0), all_claims.get(c, 0.0)) for c in {**own_claims, **all_claims}}
-        tally.contested += len(both) > 1
-        if label_ := settle(both, plan):
-            settled[place] = label_, sources[place]
-    return dict(sorted(settled.items(), key=lambda item: (item[0][1], item[0][0])))
+        all_claims = dict(own_claims)
+        for label, share in claims.of(place).items():
+            all_claims[label] = max(share, all_claims.get(label, 0.0))
+        tally.contested += len(all_claims) > 1
+        if winner := resolve_conflict(all_claims, plan):
+            found[place] = (winner, sources[place])
+    return dict(sorted(found.items(), key=lambda item: (item[0][1], item[0][0])))  # row by row
 
 
-def pair(slides: Sequence[Path], files: Sequence[Path], tally: Tally) -> dict[Path, list[Mark]]:
-    """Each slide with its marks: by a table's column `slide`, else by the file's name; a lone pair belongs together."""
-    by_name = {name: slide for slide in slides for name in (slide.name, slide.stem)}
+def match_annotations(slides: Sequence[Path], files: Sequence[Path], tally: Tally) -> dict[Path, list[Mark]]:
+    """The marks of each slide, matched by a table's column `slide` or by file name; one slide and one file match."""
+    by_name = {}
+    for slide in slides:
+        by_name[slide.name] = slide
+        by_name[slide.stem] = slide
     out: dict[Path, list[Mark]] = {slide: [] for slide in slides}
     for file in files:
         try:
@@ -179,14 +197,15 @@ def pair(slides: Sequence[Path], files: Sequence[Path], tally: Tally) -> dict[Pa
             tally.problems.append(str(error))
             continue
         tally.problems += problems
-        named_so = by_name.get(file.stem) or by_name.get(Path(file.stem).stem)  # smear.csv, smear.cells.csv
-        own = named_so or (slides[0] if len(slides) == len(files) == 1 else None)
+        own = by_name.get(file.stem) or by_name.get(Path(file.stem).stem)  # smear.csv, smear.cells.csv
+        if own is None and len(slides) == len(files) == 1:
+            own = slides[0]
         lost = Counter[str]()
         for mark in marks:
             named = Path(mark.slide.replace("\\", "/")).name
-            slide = by_name.get(named, by_name.get(Path(named).stem)) if named else own
-            if slide:
-                out[slide].append(mark)
+            target = by_name.get(named, by_name.get(Path(named).stem)) if named else own
+            if target:
+                out[target].append(mark)
             else:
                 lost[named] += 1
         for name, n in lost.items():
@@ -195,10 +214,12 @@ def pair(slides: Sequence[Path], files: Sequence[Path], tally: Tally) -> dict[Pa
 
 
 def annotations_in(paths: Sequence[Path]) -> list[Path]:
-    """The annotation files named, and those in the folders named."""
+    """The given annotation files, and those in the given folders."""
     found: list[Path] = []
     for path in paths:
-        inside = sorted(p for p in path.iterdir() if p.suffix.lower() in READERS) if path.is_dir() else [path]
+        inside = [path]
+        if path.is_dir():
+            inside = sorted(p for p in path.iterdir() if p.suffix.lower() in READERS)
         found += [p for p in inside if not p.name.startswith(".")]
     if not found:
         raise ConfigError(f"no annotations in {', '.join(map(str, paths))}; they end in {', '.join(READERS)}")
@@ -216,9 +237,9 @@ def cut_marks(
     reader: str = "",
     watch: Callable[[str], None] = lambda line: None,
 ) -> Tally:
-    """Write the training set; what cannot be used is in the tally's problems, and the rest goes on."""
+    """Write the training set; marks and slides that cannot be used are listed in the tally's problems."""
     tally = Tally()
-    marked = pair(slides, annotations, tally)
+    marked = match_annotations(slides, annotations, tally)
     names = [s.stem for s in slides]
     kept = sort_marks(marked, plan, tally)
     found = sorted({label for marks in kept.values() for label, _ in marks})
@@ -246,14 +267,10 @@ def cut_marks(
                     for (place, (label, source)), content in zip(places.items(), pool.map(read, places), strict=True):
                         file = f"{label}/{known}_x{place[0]}_y{place[1]}.png"
                         tally.tiles[label] += 1
-                        where: dict[str, Any] = {
-                            "x": place[0],
-                            "y": place[1],
-                            "label": label,
-                            "source": source,
-                            "reader": reader,
-                        }
-                        yield Origin(file, **facts, **where), partial(save, content)
+                        origin = Origin(
+                            file, **facts, x=place[0], y=place[1], label=label, source=source, reader=reader
+                        )
+                        yield origin, partial(save, content)
             except MutiraoError as error:
                 tally.problems.append(str(error))
             finally:
@@ -265,10 +282,10 @@ def cut_marks(
 
 
 def picture_at(slide: Slide, side: int, size: int, place: Place) -> bytes:
-    """A tile as a PNG file."""
+    """The content of a tile's PNG file."""
     return encode(Image.fromarray(slide.region(*place, side, size)), "PNG", compress_level=1)
 
 
 def save(content: bytes, path: Path) -> None:
-    """Write a file of a folder that counts only once it is whole."""
+    """Write a file, without a temporary one: the folder is moved into place when it is complete."""
     path.write_bytes(content)

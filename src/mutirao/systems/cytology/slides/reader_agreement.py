@@ -1,4 +1,4 @@
-"""How well readers agree beyond chance: Cohen's kappa of two, Fleiss' of more, with intervals over slides."""
+"""Inter-rater agreement: Cohen's kappa of two readers, Fleiss' kappa of more, with intervals over slides."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ DRAWS = 2000
 
 
 def cohen(counts: npt.ArrayLike) -> Floats:
-    """Cohen's kappa of tables of counts (... x K x K): (p_o - p_e) / (1 - p_e), NaN where chance alone agrees always.
+    """Cohen's kappa of tables of counts (... x K x K): (p_o - p_e) / (1 - p_e), NaN if p_e is 1.
 
-    p_o is the share on the diagonal, p_e = sum_k p_k. p_.k what it would be by chance (Cohen, 1960).
+    p_o is the share on the diagonal, and p_e = sum_k p_k. p_.k that share by chance (Cohen, 1960).
 
-    Two readers agree on 8 of 10 tiles, of which 5 would be by chance:
+    Two readers agree on 8 of 10 tiles, where 5 are expected by chance:
 
     >>> float(cohen([[4, 1], [1, 4]]).round(2))
     0.6
@@ -35,9 +35,9 @@ def cohen(counts: npt.ArrayLike) -> Floats:
     n = np.asarray(counts, np.float64)
     total = n.sum((-2, -1))
     with np.errstate(divide="ignore", invalid="ignore"):
-        seen = np.trace(n, axis1=-2, axis2=-1) / total
+        observed = np.trace(n, axis1=-2, axis2=-1) / total
         chance = (n.sum(-1) * n.sum(-2)).sum(-1) / total**2
-        kappa: Floats = np.where(chance < 1, (seen - chance) / (1 - chance), np.nan)
+        kappa: Floats = np.where(chance < 1, (observed - chance) / (1 - chance), np.nan)
     return kappa
 
 
@@ -45,19 +45,21 @@ def fleiss(votes: npt.ArrayLike) -> Floats:
     """Fleiss' kappa from (... x (K + 2)): the votes for each of K classes, the sum of all P_i, and the tiles.
 
     P_i = (sum_k n_ik^2 - r) / (r (r - 1)) is the share of pairs of the r readers that agree on tile i, and
-    p_e = sum_k p_k^2 what it would be by chance (Fleiss, 1971).
+    p_e = sum_k p_k^2 that share by chance (Fleiss, 1971).
     """
     v = np.asarray(votes, np.float64)
-    by_class, agreeing, tiles = v[..., :-2], v[..., -2], v[..., -1]
+    by_class = v[..., :-2]
+    agreeing = v[..., -2]
+    tiles = v[..., -1]
     with np.errstate(divide="ignore", invalid="ignore"):
-        seen = agreeing / tiles
+        observed = agreeing / tiles
         chance = ((by_class / by_class.sum(-1, keepdims=True)) ** 2).sum(-1)
-        kappa: Floats = np.where(chance < 1, (seen - chance) / (1 - chance), np.nan)
+        kappa: Floats = np.where(chance < 1, (observed - chance) / (1 - chance), np.nan)
     return kappa
 
 
 def votes_of(given: Ints, classes: int) -> Floats:
-    """What `fleiss` needs of each tile, from the readers' classes (tiles x readers); rows can be added up."""
+    """The rows that `fleiss` takes, one for each tile, from the readers' classes (tiles x readers)."""
     counts = np.stack([(given == k).sum(1) for k in range(classes)], axis=1).astype(np.float64)
     r = given.shape[1]
     pairs = ((counts**2).sum(1) - r) / (r * (r - 1))
@@ -66,16 +68,16 @@ def votes_of(given: Ints, classes: int) -> Floats:
 
 @dataclass(frozen=True)
 class Kappa:
-    """A kappa with its interval; both NaN where everybody chose one and the same class."""
+    """A kappa with its interval; NaN if all readers chose a single class."""
 
     value: float
     low: float
     high: float
 
     def facts(self) -> dict[str, float | None]:
-        """The three figures for machines; None where one is not defined."""
-        told = {"value": self.value, "low": self.low, "high": self.high}
-        return {k: None if np.isnan(v) else v for k, v in told.items()}
+        """Value and interval for JSON; None where one is not defined."""
+        values = {"value": self.value, "low": self.low, "high": self.high}
+        return {name: None if np.isnan(value) else value for name, value in values.items()}
 
     def __str__(self) -> str:
         if np.isnan(self.value):
@@ -86,9 +88,9 @@ class Kappa:
 def with_interval(
     rows: Floats, groups: Ints, kappa: Callable[[npt.ArrayLike], Floats], rng: np.random.Generator
 ) -> Kappa:
-    """Kappa of rows that add up (one a tile), with the percentile interval of drawing whole groups anew.
+    """Kappa of the summed rows (one for each tile), with a cluster bootstrap interval over groups.
 
-    Tiles of a slide are alike, so that drawing tiles would make the interval too narrow.
+    Tiles of one slide are correlated: resampling tiles would make the interval too narrow.
     """
     sums = np.zeros((groups.max() + 1, *rows.shape[1:]))
     np.add.at(sums, groups, rows)
@@ -96,13 +98,15 @@ def with_interval(
     for i in range(DRAWS):
         draws[i] = kappa(sums[rng.integers(0, len(sums), len(sums))].sum(0))
     known = draws[~np.isnan(draws)]
-    low, high = np.quantile(known, [0.025, 0.975]) if len(known) and len(sums) > 1 else (np.nan, np.nan)
+    low = high = np.nan
+    if len(known) and len(sums) > 1:
+        low, high = np.quantile(known, [0.025, 0.975])
     return Kappa(float(kappa(sums.sum(0))), float(low), float(high))
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What readers chose for the tiles that all of them labelled, and how well they agree."""
+    """The classes that readers chose for the tiles that all of them labelled, and their agreement."""
 
     readers: tuple[str, ...]
     classes: tuple[str, ...]
@@ -111,8 +115,8 @@ class Agreement:
     kind: str  # of the kappa
     kappa: Kappa
     pairs: Mapping[tuple[str, str], Kappa]
-    drawn: str  # what the interval is drawn over
-    partly: int  # tiles that only some labelled
+    resampled: str  # what the interval resamples
+    partly: int  # tiles that only some readers labelled
 
     @property
     def differing(self) -> Ints:
@@ -120,8 +124,9 @@ class Agreement:
         return np.flatnonzero((self.given != self.given[:, :1]).any(1)).astype(np.int64)
 
     def table(self, a: str, b: str) -> Ints:
-        """What one reader chose (rows) against what another did (columns)."""
-        i, j = self.readers.index(a), self.readers.index(b)
+        """The classes of one reader (rows) against those of another (columns)."""
+        i = self.readers.index(a)
+        j = self.readers.index(b)
         return confusion(self.given[:, i], self.given[:, j], len(self.classes))
 
 
@@ -138,49 +143,65 @@ def compare_readers(
     """
     readers = tuple(labels)
     if len(readers) < 2:
-        raise ConfigError(f"agreement needs two readers at least; there is only {readers[0] if readers else 'nobody'}")
-    both = [tile for tile in slides if all(tile in given for given in labels.values())]
-    some = sum(any(tile in given for given in labels.values()) for tile in slides)
+        raise ConfigError(f"agreement needs at least two readers; found only {readers[0] if readers else 'none'}")
+    both = []
+    partly = 0
+    for tile in slides:
+        readings = sum(tile in given for given in labels.values())
+        if readings == len(readers):
+            both.append(tile)
+        elif readings:
+            partly += 1
     if not both:
         raise ConfigError(f"{', '.join(readers)} have no tile in common yet")
     number = {name: k for k, name in enumerate(classes)}
-    if strange := sorted({g[t] for g in labels.values() for t in both} - number.keys()):
-        raise ConfigError(f"the class {strange[0]!r} is none of {', '.join(classes)}")
-    given = np.array([[number[labels[r][t]] for r in readers] for t in both], np.int64)
+    chosen = {given[tile] for given in labels.values() for tile in both}
+    if unknown := sorted(chosen - number.keys()):
+        raise ConfigError(f"the class {unknown[0]!r} is none of {', '.join(classes)}")
+    columns = [[number[labels[reader][tile]] for tile in both] for reader in readers]
+    given = np.array(columns, np.int64).T
     known = [slides[tile] for tile in both]
     by_slide = all(known) and len(set(known)) > 1
     names = known if by_slide else list(map(str, range(len(both))))
     groups = np.unique(names, return_inverse=True)[1].astype(np.int64)
     hot = np.eye(len(classes))[given]
-    tables = {(i, j): hot[:, i, :, None] * hot[:, j, None, :] for i, j in combinations(range(len(readers)), 2)}
-    pairs = {(readers[i], readers[j]): with_interval(t, groups, cohen, rng) for (i, j), t in tables.items()}
+    pairs = {}
+    for i, j in combinations(range(len(readers)), 2):
+        tables = hot[:, i, :, None] * hot[:, j, None, :]
+        pairs[readers[i], readers[j]] = with_interval(tables, groups, cohen, rng)
     if len(readers) == 2:
-        kind, kappa = "Cohen's kappa", pairs[readers[0], readers[1]]
+        kind = "Cohen's kappa"
+        kappa = pairs[readers[0], readers[1]]
     else:
-        kind, kappa = "Fleiss' kappa", with_interval(votes_of(given, len(classes)), groups, fleiss, rng)
-    drawn = f"{len(set(known))} slides" if by_slide else f"{len(both)} tiles, since fewer than two slides are known"
-    return Agreement(readers, tuple(classes), tuple(both), given, kind, kappa, pairs, drawn, some - len(both))
+        kind = "Fleiss' kappa"
+        kappa = with_interval(votes_of(given, len(classes)), groups, fleiss, rng)
+    resampled = f"{len(both)} tiles, since fewer than two slides are known"
+    if by_slide:
+        resampled = f"{len(set(known))} slides"
+    return Agreement(readers, tuple(classes), tuple(both), given, kind, kappa, pairs, resampled, partly)
 
 
-MOST = 300  # tiles on the page
+# ---- the page of tiles on which readers differ -----------------------------------------------------------------------
+
+SHOWN = 300  # tiles on the page
 THUMB = 160
 
 
-def page_of(found: Agreement, paths: Mapping[str, Path], folder: str) -> str:
-    """One page that needs no other file: kappas, tables, and each tile on which readers differ with what each chose."""
+def agreement_page(found: Agreement, paths: Mapping[str, Path], folder: str) -> str:
+    """Render a self-contained page: kappas, tables, and the tiles on which readers differ."""
     differing = found.differing
     return render(
         "systems/cytology/slides/assets/agreement.html",
         found=found,
         folder=folder,
         notice=NOTICE,
-        hidden=len(differing) - MOST,
-        tiles=[tile_on_page(found, int(i), paths) for i in differing[:MOST]],
+        hidden=len(differing) - SHOWN,
+        tiles=[tile_on_page(found, int(i), paths) for i in differing[:SHOWN]],
     )
 
 
 def tile_on_page(found: Agreement, i: int, paths: Mapping[str, Path]) -> dict[str, Any]:
-    """A tile with what each reader chose for it; without a picture if it cannot be read."""
+    """A tile with the class of each reader; without its image if that cannot be read."""
     name = found.tiles[i]
     chosen = (found.classes[k] for k in found.given[i].tolist())
     try:

@@ -1,6 +1,6 @@
-"""One way to read a slide, whatever is below: OpenSlide for scanners' formats, tifffile for tiled TIFF it refuses.
+"""Read whole slides: with OpenSlide for scanners' formats, with tifffile for tiled TIFF that OpenSlide refuses.
 
-A slide must say how large its pixels are, or the user must: micrometres per pixel are never guessed.
+The size of a pixel comes from the slide or from the user: micrometres per pixel are never guessed.
 """
 
 import importlib.util
@@ -22,28 +22,28 @@ from mutirao.io import read_csv
 
 Pixels = npt.NDArray[np.uint8]
 ENDINGS = (".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".vms", ".vmu", ".bif", ".svslide", ".czi", ".dcm")
-# OME's units of length; micrometres are what it means if it says none.
+# OME's units of length; the default is micrometres.
 MICROMETRES = {"m": 1e6, "dm": 1e5, "cm": 1e4, "mm": 1e3, "µm": 1.0, "nm": 1e-3, "pm": 1e-6, "Å": 1e-4, "in": 25_400.0}
 OME_CHARACTERS = 64_000_000
-BLOCK = 2048  # pixels a side read at once, so that no slide is ever in memory whole
+BLOCK = 2048  # pixels a side read at once, so that no slide is in memory as a whole
 
 
 class SlideError(ConfigError):
-    """A slide that cannot be used, in one line that names it."""
+    """A slide that cannot be used; the message names it."""
 
 
 class Source(Protocol):
-    """What a reader of slides offers; sizes of levels are (width, height), the first the finest."""
+    """A reader of slides; the sizes of levels are (width, height), the finest first."""
 
     sizes: list[tuple[int, int]]
     mpp: float | None
 
     def read(self, level: int, x: int, y: int, width: int, height: int) -> Pixels:
-        """A region; (x, y) in pixels of the level, which must be inside."""
+        """Read a region inside the level; (x, y) is in pixels of that level."""
         ...
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         ...
 
 
@@ -57,10 +57,10 @@ class OpenSlideSource:
         self.sizes = list(self.slide.level_dimensions)
         self.scales = self.slide.level_downsamples
         found = [self.slide.properties.get(k) for k in (openslide.PROPERTY_NAME_MPP_X, openslide.PROPERTY_NAME_MPP_Y)]
-        self.mpp = sound_mpp([float(v) for v in found if v is not None])
+        self.mpp = plausible_mpp([float(v) for v in found if v is not None])
 
     def read(self, level: int, x: int, y: int, width: int, height: int) -> Pixels:
-        """A region of a level; what was never scanned is white."""
+        """Read a region of a level; areas that were never scanned are white."""
         corner = (round(x * self.scales[level]), round(y * self.scales[level]))
         found = self.slide.read_region(corner, level, (width, height))
         whole = np.array(found.convert("RGB"))
@@ -68,7 +68,7 @@ class OpenSlideSource:
         return whole
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self.slide.close()
 
 
@@ -87,25 +87,26 @@ class TiffSource:
                 raise ValueError("only tiled TIFF in 8-bit colour can be read")
         self.sizes = [(int(p.imagewidth), int(p.imagelength)) for p in self.pages]
         self.lock = threading.Lock()
-        self.mpp = ome_mpp(self.file.ome_metadata or "") or self._mpp()
+        self.mpp = ome_mpp(self.file.ome_metadata or "") or self._tag_mpp()
 
     def read(self, level: int, x: int, y: int, width: int, height: int) -> Pixels:
-        """A region, put together from the tiles it touches."""
+        """Read a region from the tiles that it touches."""
         page = self.pages[level]
         out = np.full((height, width, 3), 255, np.uint8)
-        wide, high = page.tilewidth, page.tilelength
+        wide = page.tilewidth
+        high = page.tilelength
         across = -(-page.imagewidth // wide)
         for row in range(y // high, -(-(y + height) // high)):
             for column in range(x // wide, -(-(x + width) // wide)):
                 tile = self._tile(page, row * across + column)
-                top, left = row * high - y, column * wide - x
-                rows, columns = slice(max(top, 0), top + high), slice(max(left, 0), left + wide)
-                target = out[rows, columns]
+                top = row * high - y
+                left = column * wide - x
+                target = out[max(top, 0) : top + high, max(left, 0) : left + wide]
                 target[:] = tile[max(-top, 0) :, max(-left, 0) :][: target.shape[0], : target.shape[1]]
         return out
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self.file.close()
 
     def _tile(self, page: Any, index: int) -> Pixels:
@@ -123,42 +124,42 @@ class TiffSource:
         decoded: Pixels = page.decode(content, index)[0][0]
         return decoded[..., :3]
 
-    def _mpp(self) -> float | None:
+    def _tag_mpp(self) -> float | None:
         tags = self.pages[0].tags
         unit = {2: 25_400.0, 3: 10_000.0}.get(int(tags["ResolutionUnit"].value) if "ResolutionUnit" in tags else 0)
         pairs = [tags[k].value for k in ("XResolution", "YResolution") if k in tags]
-        return sound_mpp([unit * d / n for n, d in pairs if n]) if unit else None
+        return plausible_mpp([unit * d / n for n, d in pairs if n]) if unit else None
 
 
 def ome_mpp(text: str) -> float | None:
-    """Micrometres a pixel by OME-XML, as OME-TIFF carries it: PhysicalSizeX and Y of the first image, in their unit.
+    """Micrometres a pixel from the OME-XML of an OME-TIFF: PhysicalSizeX and Y of the first image.
 
-    A document with a DOCTYPE is not read: it could make a parser fetch or multiply things.
+    A document with a DOCTYPE is not parsed: its entities could expand without end, or fetch other files.
     """
     if not text or "<!DOCTYPE" in text or "<!ENTITY" in text or len(text) > OME_CHARACTERS:
         return None
     try:
         pixels = ElementTree.fromstring(text).find("{*}Image/{*}Pixels")
-        told = {} if pixels is None else pixels.attrib
-        sizes = [
-            float(told[f"PhysicalSize{way}"]) * MICROMETRES[told.get(f"PhysicalSize{way}Unit", "µm").replace("μ", "µ")]
-            for way in "XY"
-            if f"PhysicalSize{way}" in told
-        ]
+        attributes = {} if pixels is None else pixels.attrib
+        sizes = []
+        for name in ("PhysicalSizeX", "PhysicalSizeY"):
+            if name in attributes:
+                unit = attributes.get(f"{name}Unit", "µm").replace("μ", "µ")  # Greek mu, and the micro sign
+                sizes.append(float(attributes[name]) * MICROMETRES[unit])
     except (ElementTree.ParseError, ValueError, KeyError, RecursionError):
-        return None  # no document, no number, or a unit that is no length, such as "pixel"
-    return sound_mpp(sizes)
+        return None  # not a document, not a number, or not a unit of length, such as "pixel"
+    return plausible_mpp(sizes)
 
 
-def sound_mpp(values: list[float]) -> float | None:
-    """The mean of both directions, if it is a size that a pixel of a microscope can have."""
-    sound = [v for v in values if 0.02 <= v <= 50]
-    return sum(sound) / len(sound) if sound else None
+def plausible_mpp(values: list[float]) -> float | None:
+    """The mean of both directions, without values that a microscope cannot have."""
+    plausible = [v for v in values if 0.02 <= v <= 50]
+    return sum(plausible) / len(plausible) if plausible else None
 
 
 @dataclass(frozen=True)
 class Slide:
-    """A slide that is open: where it comes from, how large its finest pixels are, and what reads it."""
+    """An open slide: its path, micrometres per finest pixel, and reader."""
 
     path: Path
     mpp: float
@@ -174,7 +175,7 @@ class Slide:
         return self.size[0] / self.source.sizes[level][0]
 
     def level_for(self, scale: float) -> int:
-        """The coarsest level that is at least as fine as asked for."""
+        """The coarsest level that is at least as fine as `scale`."""
         fine = [i for i in range(len(self.source.sizes)) if self.scale(i) <= scale * 1.01]
         return max(fine, key=self.scale, default=0)
 
@@ -183,8 +184,11 @@ class Slide:
         level = self.level_for(side / pixels)
         scale = self.scale(level)
         width, height = self.source.sizes[level]
-        left, top, wanted = round(x / scale), round(y / scale), round(side / scale)
-        wide, high = min(wanted, width - left), min(wanted, height - top)
+        left = round(x / scale)
+        top = round(y / scale)
+        wanted = round(side / scale)
+        wide = min(wanted, width - left)
+        high = min(wanted, height - top)
         if wide <= 0 or high <= 0:
             return np.full((pixels, pixels, 3), 255, np.uint8)
         found = self._read(level, left, top, wide, high)
@@ -211,16 +215,16 @@ class Slide:
     def _read(self, level: int, x: int, y: int, width: int, height: int) -> Pixels:
         try:
             return self.source.read(level, x, y, width, height)
-        except Exception as error:  # OpenSlide, tifffile and Pillow each have their own kinds
+        except Exception as error:  # OpenSlide, tifffile and Pillow raise exceptions of their own
             raise SlideError(f"{self.path} is truncated or damaged: {one_line(error)[:150]}") from error
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self.source.close()
 
 
 def open_slide(path: Path, mpp: float | None = None) -> Slide:
-    """Open a slide; `mpp` holds if the slide does not say, and is preferred if it does.
+    """Open a slide; `mpp` replaces the pixel size that the slide gives, if any.
 
     >>> from mutirao.systems.cytology.slides.synthetic_slides import LABORATORIES, Smear, write_slide
     >>> _ = write_slide(Path("opened.tiff"), Smear(1024, 1024), LABORATORIES[0])
@@ -246,7 +250,7 @@ def open_slide(path: Path, mpp: float | None = None) -> Slide:
 
 
 def open_source(path: Path) -> Source:
-    """OpenSlide if it takes the file, else tifffile; a plain tiled TIFF the other way round, which is twice as fast."""
+    """Open with OpenSlide, else with tifffile; a plain tiled TIFF the other way round, which is twice as fast."""
     reasons = []
     readers: list[tuple[str, Callable[[Path], Source]]] = [("openslide", OpenSlideSource), ("tifffile", TiffSource)]
     for package, make in readers[::-1] if is_plain_tiff(path) else readers:
@@ -255,21 +259,21 @@ def open_source(path: Path) -> Source:
             continue
         try:
             return make(path)
-        except Exception as error:  # each has its own kinds for what it cannot read
+        except Exception as error:  # each raises exceptions of its own
             reasons.append(f"{package}: {one_line(error)[:100]}")
     missing = sum("not installed" in r for r in reasons) == 2
     hint = "; install mutirao[slides]" if missing else ""
-    raise SlideError(f"{path} is no slide that can be read ({'; '.join(reasons)}){hint}")
+    raise SlideError(f"{path} is not a slide that can be read ({'; '.join(reasons)}){hint}")
 
 
 def check_readers() -> None:
-    """Refuse to begin what ends in reading slides where nothing is installed that can."""
+    """Raise ConfigError early if no package that reads slides is installed."""
     if not any(importlib.util.find_spec(package) for package in ("openslide", "tifffile")):
         raise ConfigError("slides need openslide or tifffile to be read: pip install 'mutirao[slides]'")
 
 
 def is_plain_tiff(path: Path) -> bool:
-    """Whether OpenSlide knows no scanner behind the file, only tiled TIFF."""
+    """Whether OpenSlide recognises only a tiled TIFF, no scanner's format."""
     if importlib.util.find_spec("openslide") is None:
         return False
     import openslide
@@ -278,22 +282,22 @@ def is_plain_tiff(path: Path) -> bool:
 
 
 def mpp_table(path: Path) -> dict[str, float]:
-    """A table (CSV) with columns `slide` and `mpp`: the size of the pixels of slides that do not say it."""
+    """Read a table (CSV) with columns `slide` and `mpp`: pixel sizes of slides that do not contain them."""
     try:
         return {row["slide"]: float(row["mpp"]) for row in read_csv(path)}
     except (KeyError, ValueError) as error:
-        raise ConfigError(f"{path} is no table with columns 'slide' and 'mpp': {one_line(error)}") from error
+        raise ConfigError(f"{path} is not a table with columns 'slide' and 'mpp': {one_line(error)}") from error
 
 
 def encode(picture: Image.Image, form: str = "JPEG", **options: int) -> bytes:
-    """A picture as a file."""
+    """The content of an image file."""
     out = io.BytesIO()
     picture.save(out, form, **options)
     return out.getvalue()
 
 
 def slides_in(paths: tuple[Path, ...]) -> list[Path]:
-    """The slides named, and those in the folders named."""
+    """The given slides, and those in the given folders."""
     found: list[Path] = []
     for path in paths:
         if path.is_dir():

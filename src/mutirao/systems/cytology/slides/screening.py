@@ -1,6 +1,6 @@
-"""Screen a slide: score its tiles by a trained model, and put what looks suspicious before a person's eyes.
+"""Screen a slide: score its tiles with a trained model, and show the most suspicious on a page.
 
-The page is for a pathologist who takes part in research. It is no diagnosis, and says so.
+The page is for a pathologist who takes part in research. It is not a diagnosis, and says so.
 """
 
 import json
@@ -20,7 +20,7 @@ from mutirao.research_notice import NOTICE, sign_picture
 from mutirao.systems.cytology.slides.models import Model
 from mutirao.systems.cytology.slides.readers import Pixels, encode, open_slide
 from mutirao.systems.cytology.slides.tile_ranking import Choice
-from mutirao.systems.cytology.slides.tiling import Cut, Tile, choose, from_afar, grid, measure, shrink_picture
+from mutirao.systems.cytology.slides.tiling import Cut, Tile, choose, grid, measure, preview_overview, shrink_picture
 from mutirao.systems.cytology.slides.tissue_mask import mask_slide
 from mutirao.systems.images.choices import BAG_HEADS
 from mutirao.templates import data_uri, render
@@ -35,18 +35,18 @@ THUMB = 192
 
 @dataclass(frozen=True)
 class Scored:
-    """A kept tile with how suspicious it is (0 to 1) and its likeliest class; with attention, how much it counted."""
+    """A kept tile with its score (0 to 1), its likeliest class and, with an attention head, its attention."""
 
     tile: Tile
     score: float
     label: str
     attention: float | None = None
-    heat: float = 0.0  # what is drawn and ranked by, 0 to 1: the score, or the attention over the largest
+    heat: float = 0.0  # for map and ranking, 0 to 1: the score, or the attention relative to the largest
 
 
 @dataclass(frozen=True)
 class Screened:
-    """A slide's tiles, the most suspicious first, its own score, and how it looks."""
+    """A screened slide: its tiles, the most suspicious first, its score, and its overview."""
 
     name: str
     tiles: tuple[Scored, ...]
@@ -56,25 +56,26 @@ class Screened:
     sheet: tuple[Pixels, ...]
     all_tiles: int
     cut: Cut
-    words: str  # how the slide's score is made
+    words: str  # how the slide's score is computed
     ranked_by: str = "suspicious"
 
 
 def cut_for(model: Model, size: int | None, mpp: float | None, anyway: bool = False) -> Cut:
-    """Tiles as the model knows them from training; one that does not know must be told, one that does is not overruled.
+    """Tiles of the scale that the model was trained on; if it is not stored, `size` and `mpp` are needed.
 
-    A model that learnt from tiles of another scale answers all the same, and wrongly: that needs `anyway`.
+    On tiles of another scale a model gives wrong scores without an error: that needs `anyway`.
     """
-    known = model.facts.get("tile"), model.facts.get("mpp")
-    size, mpp = size or known[0], mpp or known[1]
+    known = (model.facts.get("tile"), model.facts.get("mpp"))
+    size = size or known[0]
+    mpp = mpp or known[1]
     if all(known) and (size, mpp) != known and not anyway:
         raise ConfigError(
-            f"the model learnt from tiles of {known[0]} pixels at {known[1]:g} micrometres a pixel, not {size} at "
-            f"{mpp:g}; leave out --size and --mpp-out, or add --anyway to screen with tiles it does not know"
+            f"the model was trained on tiles of {known[0]} pixels at {known[1]:g} micrometres a pixel, not {size} at "
+            f"{mpp:g}; leave out --size and --mpp-out, or add --anyway to screen at another scale"
         )
     if not size or not mpp:
         raise ConfigError(
-            "the model does not know how large the pixels of its training pictures were; give --size and --mpp-out "
+            "the model does not contain the scale of its training pictures; give --size and --mpp-out "
             "so that a tile shows as much as one of them"
         )
     return Cut(size=int(size), mpp=float(mpp))
@@ -90,9 +91,9 @@ def screen(
 ) -> Screened:
     """Score every kept tile by the probability of all abnormal classes together.
 
-    The slide's score is the mean of its ten most suspicious tiles: a few cells decide, not the many others. A model
-    with a head for slides gives the score itself; with attention, tiles are ranked and drawn by how much they counted.
-    Without a `cut` tiles are as the model knows them from training.
+    The slide's score is the mean of its ten most suspicious tiles, since a few cells decide. A model with a head for
+    slides gives the score itself; with attention, tiles are ranked and drawn by it. The default `cut` has the scale
+    that the model was trained on.
     """
     cut = cut or cut_for(model, None, None)
     abnormal = model.abnormal
@@ -104,43 +105,49 @@ def screen(
         tiles = choose(list(measure(slide, grid(slide, cut, seen), cut, None)), choice or Choice())
         kept = [t for t in tiles if t.kept]
 
-        whole, features = model.head in BAG_HEADS, dict[Tile, Any]()
+        is_slide_head = model.head in BAG_HEADS
+        features: dict[Tile, Any] = {}
 
-        def look(tile: Tile) -> Scored:
+        def score_tile(tile: Tile) -> Scored:
             pixels = slide.region(tile.x, tile.y, tile.side, cut.size)
-            if whole:
+            if is_slide_head:
                 features[tile] = model.features(pixels)
-            found = model.classify_slide(features[tile][None])[0] if whole else model(pixels)
-            score = float(found[abnormal].sum())
-            return Scored(tile, score, model.classes[int(found.argmax())], heat=score)
+                predicted = model.classify_slide(features[tile][None])[0]
+            else:
+                predicted = model(pixels)
+            score = float(predicted[abnormal].sum())
+            return Scored(tile, score, model.classes[int(predicted.argmax())], heat=score)
 
         scored = []
         with one_thread(), ThreadPoolExecutor(core_count(), "mutirao-screen") as pool:
-            for i, one in enumerate(pool.map(look, kept), 1):
+            for i, one in enumerate(pool.map(score_tile, kept), 1):
                 scored.append(one)
                 if progress is not None:
                     progress(i, len(kept))
-        words, answer = f"mean of the {TOP} most suspicious tiles", None
-        if whole and scored:
-            found, attention = model.classify_slide(np.stack([features[s.tile] for s in scored]))
-            words, answer = f"by all tiles together (head {model.head})", float(found[abnormal].sum())
+        words = f"mean of the {TOP} most suspicious tiles"
+        slide_score = None
+        if is_slide_head and scored:
+            predicted, attention = model.classify_slide(np.stack([features[s.tile] for s in scored]))
+            words = f"by all tiles together (head {model.head})"
+            slide_score = float(predicted[abnormal].sum())
             if model.head == "abmil":
                 top = attention.max()
-                scored = [
-                    replace(s, attention=float(a), heat=float(a / top)) for s, a in zip(scored, attention, strict=True)
-                ]
+                for i, weight in enumerate(attention):
+                    scored[i] = replace(scored[i], attention=float(weight), heat=float(weight / top))
         ranked = sorted(scored, key=lambda s: (-s.heat, s.tile.y, s.tile.x))
-        afar = from_afar(slide)
+        overview = preview_overview(slide)
         sheet = tuple(slide.region(s.tile.x, s.tile.y, s.tile.side, THUMB) for s in ranked[:SHOWN])
     finally:
         slide.close()
-    score = answer if answer is not None else float(np.mean([s.score for s in ranked[:TOP]] or [np.nan]))
+    score = slide_score
+    if score is None:
+        score = float(np.mean([s.score for s in ranked[:TOP]] or [np.nan]))
     by = "attended" if model.head == "abmil" else "suspicious"
-    return Screened(path.name, tuple(ranked), score, *afar, sheet, len(tiles), cut, words, by)
+    return Screened(path.name, tuple(ranked), score, *overview, sheet, len(tiles), cut, words, by)
 
 
 def colour(score: float) -> tuple[int, int, int]:
-    """From pale yellow over orange to dark red, readable without telling red from green."""
+    """From pale yellow over orange to dark red, readable for the colour-blind."""
     stops = np.array([[255, 247, 188], [254, 196, 79], [236, 112, 20], [128, 20, 10]], np.float64)
     place = min(max(score, 0.0), 1.0) * (len(stops) - 1)
     low = min(int(place), len(stops) - 2)
@@ -149,12 +156,14 @@ def colour(score: float) -> tuple[int, int, int]:
 
 
 def heat_map(found: Screened) -> Image.Image:
-    """The slide from afar with each scored tile coloured, and a scale below."""
+    """The overview of the slide with each scored tile coloured."""
     base, by = shrink_picture(found.picture, found.scale)
     over = base.copy()
     pen = ImageDraw.Draw(over)
     for s in found.tiles:
-        x, y, side = s.tile.x / by, s.tile.y / by, s.tile.side / by
+        x = s.tile.x / by
+        y = s.tile.y / by
+        side = s.tile.side / by
         pen.rectangle((x, y, x + side - 1, y + side - 1), fill=colour(s.heat))
     return Image.blend(base, over, 0.55)
 
@@ -165,7 +174,8 @@ def contact_sheet(found: Screened) -> Image.Image:
     canvas = Image.new("RGB", (COLUMNS * (THUMB + 8) + 8, rows * (THUMB + 28) + 8), "white")
     pen = ImageDraw.Draw(canvas)
     for i, (pixels, s) in enumerate(zip(found.sheet, found.tiles, strict=False)):
-        x, y = 8 + i % COLUMNS * (THUMB + 8), 8 + i // COLUMNS * (THUMB + 28)
+        x = 8 + i % COLUMNS * (THUMB + 8)
+        y = 8 + i // COLUMNS * (THUMB + 28)
         canvas.paste(Image.fromarray(pixels), (x, y))
         pen.rectangle((x - 3, y - 3, x + THUMB + 2, y + THUMB + 2), outline=colour(s.heat), width=3)
         pen.text((x, y + THUMB + 5), f"{i + 1}. {s.score:.2f}  {s.label[:22]}", fill="#222222")
@@ -177,10 +187,9 @@ def write_screening(found: Screened, model: Model, out: Path) -> dict[str, Any]:
     rows = [[s.tile.name, s.tile.x, s.tile.y, s.tile.side, f"{s.score:.6f}", s.label] for s in found.tiles]
     names = ["tile", "x", "y", "side", "score", "class"]
     if found.ranked_by == "attended":
-        names, rows = (
-            [*names, "attention"],
-            [[*r, f"{s.attention:.6f}"] for r, s in zip(rows, found.tiles, strict=True)],
-        )
+        names.append("attention")
+        for row, s in zip(rows, found.tiles, strict=True):
+            row.append(f"{s.attention:.6f}")
     write_whole(out / "scores.csv", write_rows([names, *rows]))
     pictures = {
         name: encode(sign_picture(picture), quality=85)
@@ -207,7 +216,7 @@ def write_screening(found: Screened, model: Model, out: Path) -> dict[str, Any]:
 
 
 def page(found: Screened, facts: dict[str, Any], pictures: dict[str, bytes]) -> str:
-    """One page that needs no other file and asks no other host for anything."""
+    """Render a self-contained page, which loads nothing from other hosts."""
     return render(
         "systems/cytology/slides/assets/screening.html",
         found=found,
@@ -222,7 +231,7 @@ def page(found: Screened, facts: dict[str, Any], pictures: dict[str, bytes]) -> 
 
 
 def histogram(scores: Sequence[float]) -> list[dict[str, Any]]:
-    """The scores in ten bars, of which the highest has 56 pixels."""
+    """The scores in ten bars; the highest has 56 pixels."""
     counts: npt.NDArray[np.int64] = np.histogram(scores, 10, (0, 1))[0]
     most = max(1, int(counts.max()))
     return [

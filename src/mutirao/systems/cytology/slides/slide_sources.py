@@ -1,24 +1,25 @@
-"""The laboratories of cytology: pictures of cells in folders, or cut out of synthetic slides."""
+"""Image sources of the cytology recipe: folders of cells, or tiles cut out of synthetic slides."""
 
 from typing import Any
 
-from mutirao.datasets.image_layouts import RowsOf, as_they_are
+from mutirao.datasets.image_layouts import GroupRows, ungrouped
 from mutirao.datasets.locations import find_data
 from mutirao.datasets.tile_folders import Scale, scale_of
 from mutirao.systems.images.choices import BAG_HEADS, ELSEWHERE
 from mutirao.systems.images.image_sources import Sources, find_image_sources, read_own, read_prepared
 
-SLIDES, PLANTED = 3, 16  # synthetic slides a laboratory: for tiles, and for whole slides
+SLIDES = 3  # synthetic slides a laboratory
+PLANTED_SLIDES = 16  # the same for heads of whole slides
 
 
 def find_sources(config: Any, classes: tuple[str, ...] = ()) -> Sources:
-    """The parties that a configuration's `data` describes; with `sites` it is all one party's own.
+    """Read the setting `data`; with `sites` all images belong to one site.
 
-    With a head for whole slides, their rows are slides.
+    With a head for whole slides, rows are slides.
     """
     if config.data == ELSEWHERE:
         return read_own(None, config.clients, config.slide, classes)
-    rows_of: RowsOf = as_they_are
+    rows_of: GroupRows = ungrouped
     if bags := config.head in BAG_HEADS:
         from mutirao.systems.images.bags import as_slides, gather_slides
 
@@ -27,7 +28,7 @@ def find_sources(config: Any, classes: tuple[str, ...] = ()) -> Sources:
     if config.data == "synthetic":
         from mutirao.systems.cytology.slides.synthetic_slides import laboratories
 
-        slides = config.slides or (PLANTED if bags else SLIDES)
+        slides = config.slides or (PLANTED_SLIDES if bags else SLIDES)
         root = laboratories(config.clients, slides, config.side, config.seed, planted=bags)
         found = read_prepared(root, config.clients, config.slide)
     elif config.sites:
@@ -38,7 +39,7 @@ def find_sources(config: Any, classes: tuple[str, ...] = ()) -> Sources:
 
 
 def scale_in(config: Any) -> Scale | None:
-    """What one picture of a configuration's `data` shows, where that is known: it goes with the model to screening."""
+    """The scale of the images in `data`, if it is known; it is stored with the model for screening."""
     if config.data == "synthetic":
         return Scale(512, 0.5)  # as `tile_slide` cuts them there
     return None if config.data == ELSEWHERE else scale_of(find_data(config.data))

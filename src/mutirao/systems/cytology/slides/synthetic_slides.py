@@ -1,7 +1,7 @@
-"""Synthetic smears: cells with nuclei on glass, each laboratory with its own stain and focus, of any size.
+"""Synthetic smears of any size, cells with nuclei on glass, from laboratories with their own stain and focus.
 
-A slide is drawn tile by tile into a pyramidal TIFF with JPEG tiles, so that a gigapixel needs little memory; where
-every cell lies, and which are abnormal, is written beside it.
+A slide is rendered tile by tile into a pyramidal TIFF, so that a gigapixel needs little memory; a table beside it has
+the position of every cell, and which are abnormal. `laboratories` makes a whole federation of such slides.
 """
 
 import csv
@@ -32,20 +32,20 @@ from mutirao.systems.images.features import cache_folder
 from mutirao.training.cpu_cores import core_count
 
 TILE = 512
-SHORT, LONG, RATIONAL, LONG8 = (3, "H"), (4, "I"), (5, "II"), (16, "Q")  # number of the type, and its struct code
+SHORT, LONG, RATIONAL, LONG8 = (3, "H"), (4, "I"), (5, "II"), (16, "Q")  # TIFF type number, and struct code
 
 
 class Pyramid:
-    """A BigTIFF file that grows: `add` a level after the other, the finest first; use it as a context.
+    """Writes a BigTIFF level by level, the finest first; a context manager.
 
     Adobe, "TIFF 6.0", 1992, and its addition of 64-bit offsets (version 43). Tiles are JPEG files of 512 x 512 in
-    YCbCr with colours at half the resolution, as Pillow writes them with `subsampling=2`.
+    YCbCr with chroma at half the resolution, as Pillow writes them with `subsampling=2`.
     """
 
     def __init__(self, path: Path) -> None:
         self.file = path.open("wb")
         self.file.write(struct.pack("<2sHHHQ", b"II", 43, 8, 0, 0))
-        self.link = 8  # where the place of the next level must be written
+        self.link = 8  # offset of the pointer to the next level
 
     def add(self, width: int, height: int, tiles: Iterable[bytes], mpp: float) -> None:
         """Write a level from its tiles, row by row."""
@@ -60,7 +60,7 @@ class Pyramid:
             raise ValueError(f"{len(offsets)} tiles for a level of {expected}")
         per_cm = (round(1e7 / mpp), 1000)
         entries = [
-            (254, LONG, [0 if self.link == 8 else 1]),  # a reduced picture of the first
+            (254, LONG, [0 if self.link == 8 else 1]),  # a reduced image of the first
             (256, LONG, [width]),
             (257, LONG, [height]),
             (258, SHORT, [8, 8, 8]),
@@ -70,7 +70,7 @@ class Pyramid:
             (282, RATIONAL, [*per_cm]),
             (283, RATIONAL, [*per_cm]),
             (284, SHORT, [1]),
-            (296, SHORT, [3]),  # a centimetre
+            (296, SHORT, [3]),  # per centimetre
             (322, LONG, [TILE]),
             (323, LONG, [TILE]),
             (324, LONG8, offsets),
@@ -81,7 +81,7 @@ class Pyramid:
         for tag, (kind, code), values in entries:
             count = len(values) // len(code)
             content = struct.pack(f"<{code * count}", *values)
-            if len(content) > 8:  # what does not fit into the entry lies before the directory
+            if len(content) > 8:  # values that do not fit into the entry are written before the directory
                 place = self.file.tell()
                 self.file.write(content)
                 content = struct.pack("<Q", place)
@@ -110,7 +110,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Laboratory:
-    """How a laboratory's slides look: colours (0 to 1) of glass, both kinds of cytoplasm and nuclei, and focus."""
+    """The look of a laboratory's slides: colours (0 to 1) of glass, both kinds of cytoplasm and nuclei, and focus."""
 
     name: str
     glass: tuple[float, float, float]
@@ -118,7 +118,7 @@ class Laboratory:
     blue: tuple[float, float, float]
     nucleus: tuple[float, float, float]
     blur: float  # micrometres over which an edge fades
-    noise: float  # deviation of a pixel, in grey levels
+    noise: float  # standard deviation, in grey levels
 
 
 LABORATORIES = (
@@ -151,7 +151,7 @@ class Cells:
         return len(self.x)
 
     def touching(self, left: int, top: int, side: int) -> npt.NDArray[np.intp]:
-        """The cells that reach into a square."""
+        """The cells that overlap a square."""
         r = 1.25 * self.radius
         inside = (self.x + r > left) & (self.x - r < left + side) & (self.y + r > top) & (self.y - r < top + side)
         return np.flatnonzero(inside)
@@ -159,7 +159,7 @@ class Cells:
 
 @dataclass(frozen=True)
 class Smear:
-    """A slide to be made: its size in pixels, micrometres a pixel, cells a square millimetre and the abnormal share.
+    """Description of a synthetic slide: pixels, micrometres a pixel, cells a square millimetre, abnormal share.
 
     >>> cells = Smear(width=2048, height=2048, per_mm2=50.0, abnormal=0.2).cells(seed=0)
     >>> len(cells.x), int(cells.abnormal.sum())
@@ -171,8 +171,8 @@ class Smear:
     mpp: float = 0.5
     per_mm2: float = 25.0
     abnormal: float = 0.15
-    clustered: float = 0.5  # the share of cells that lie in groups
-    planted: int | None = None  # so many cells are abnormal, instead of a share
+    clustered: float = 0.5  # the share of cells that are in clusters
+    planted: int | None = None  # number of abnormal cells, instead of a share
 
     def __post_init__(self) -> None:
         if self.width < 256 or self.height < 256 or self.mpp <= 0:
@@ -181,11 +181,12 @@ class Smear:
             )
 
     def cells(self, seed: int, name: str = "") -> Cells:
-        """Cells by lot; the abnormal ones have large, dark, uneven nuclei in little plasma."""
+        """Sample random cells; abnormal ones have large, dark, irregular nuclei in little cytoplasm."""
         draw = rng(seed, 0, "cells", name)
         area = self.width * self.height * self.mpp**2 / 1e6
         n = max(1, int(draw.poisson(self.per_mm2 * area)))
-        x, y = draw.uniform(0, self.width, n), draw.uniform(0, self.height, n)
+        x = draw.uniform(0, self.width, n)
+        y = draw.uniform(0, self.height, n)
         grouped = np.flatnonzero(draw.random(n) < self.clustered)
         if len(grouped):
             heart = grouped[draw.integers(0, max(1, len(grouped) // 8), len(grouped))]
@@ -210,8 +211,8 @@ class Smear:
 
 
 @dataclass(frozen=True)
-class Painter:
-    """Draws any tile of a slide: glass with grain, then cells that absorb light where they lie, one over another."""
+class TileRenderer:
+    """Renders any tile of a slide: glass with grain, then overlapping cells that absorb light."""
 
     smear: Smear
     cells: Cells
@@ -220,15 +221,16 @@ class Painter:
     grain: npt.NDArray[np.float32]
 
     @classmethod
-    def of(cls, smear: Smear, laboratory: Laboratory, seed: int, name: str = "") -> "Painter":
-        """A painter with the cells and the grain of one slide."""
+    def of(cls, smear: Smear, laboratory: Laboratory, seed: int, name: str = "") -> "TileRenderer":
+        """A renderer with the cells and the grain of one slide."""
         draw = rng(seed, 0, "grain", name)
         grain = (laboratory.noise * draw.standard_normal((2 * TILE, 2 * TILE, 3))).astype(np.float32)
         return cls(smear, smear.cells(seed, name), laboratory, seed, grain)
 
     def tile(self, column: int, row: int) -> Pixels:
-        """The tile in that column and row, whole even at the edge."""
-        left, top = column * TILE, row * TILE
+        """The tile in that column and row, complete even at the edge."""
+        left = column * TILE
+        top = row * TILE
         draw = rng(self.seed, column, "tile", str(row))
         dx, dy = draw.integers(0, TILE, 2)
         light = np.empty((TILE, TILE, 3), np.float32)
@@ -240,16 +242,22 @@ class Painter:
         return np.clip(light, 0, 255).astype(np.uint8)
 
     def _paint(self, light: npt.NDArray[np.float32], i: int, left: int, top: int) -> None:
-        c, lab = self.cells, self.laboratory
-        reach = 1.25 * c.radius[i] + 2
-        x0, x1 = max(0, int(c.x[i] - reach) - left), min(TILE, int(c.x[i] + reach) + 2 - left)
-        y0, y1 = max(0, int(c.y[i] - reach) - top), min(TILE, int(c.y[i] + reach) + 2 - top)
+        c = self.cells
+        lab = self.laboratory
+        margin = 1.25 * c.radius[i] + 2
+        x0 = max(0, int(c.x[i] - margin) - left)
+        x1 = min(TILE, int(c.x[i] + margin) + 2 - left)
+        y0 = max(0, int(c.y[i] - margin) - top)
+        y1 = min(TILE, int(c.y[i] + margin) + 2 - top)
         if x0 >= x1 or y0 >= y1:
             return
         v, u = np.mgrid[y0:y1, x0:x1].astype(np.float32)
-        u, v = u + (left - c.x[i]), v + (top - c.y[i])
-        cos, sin = np.cos(c.angle[i]), np.sin(c.angle[i])
-        along, across = u * cos + v * sin, (v * cos - u * sin) / c.flat[i]
+        u = u + (left - c.x[i])
+        v = v + (top - c.y[i])
+        cos = np.cos(c.angle[i])
+        sin = np.sin(c.angle[i])
+        along = u * cos + v * sin
+        across = (v * cos - u * sin) / c.flat[i]
         distance = np.hypot(along, across)
         turn = np.arctan2(across, along)
         edge = c.radius[i] * (1 + 0.08 * np.cos(5 * turn + c.angle[i]) + 0.05 * np.cos(3 * turn))
@@ -262,13 +270,13 @@ class Painter:
             (lab.blue if c.blue[i] else lab.pink, plasma, 0.8),
             (lab.nucleus, core, float(c.density[i])),
         ):
-            # Beer and Lambert: what passes is exp(-density), and densities add up where cells overlap.
+            # Beer and Lambert: transmission is exp(-density), and densities add up where cells overlap.
             density = -np.log(np.asarray(colour, np.float32) / np.asarray(lab.glass, np.float32))
             patch *= np.exp(-strength * cover[..., None].astype(np.float32) * density)
 
 
 def write_slide(path: Path, smear: Smear, laboratory: Laboratory, seed: int = 0, quality: int = 80) -> Cells:
-    """Draw a slide into a pyramidal TIFF, and the truth into `NAME.cells.csv` beside it; return the cells.
+    """Write a slide as a pyramidal TIFF, and its cells into `NAME.cells.csv` beside it; return the cells.
 
     >>> from mutirao.systems.cytology.slides.readers import open_slide
     >>> cells = write_slide(Path("slide.tiff"), Smear(1024, 1024), LABORATORIES[0])
@@ -276,8 +284,9 @@ def write_slide(path: Path, smear: Smear, laboratory: Laboratory, seed: int = 0,
     >>> slide.size, slide.mpp
     ((1024, 1024), 0.5)
     """
-    painter = Painter.of(smear, laboratory, seed, path.stem)
-    columns, rows = -(-smear.width // TILE), -(-smear.height // TILE)
+    renderer = TileRenderer.of(smear, laboratory, seed, path.stem)
+    columns = -(-smear.width // TILE)
+    rows = -(-smear.height // TILE)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch, ThreadPoolExecutor(core_count()) as pool:
@@ -286,7 +295,7 @@ def write_slide(path: Path, smear: Smear, laboratory: Laboratory, seed: int = 0,
 
         def paint(place: tuple[int, int]) -> bytes:
             row, column = place
-            picture = Image.fromarray(painter.tile(column, row))
+            picture = Image.fromarray(renderer.tile(column, row))
             here = slice(row * side, (row + 1) * side), slice(column * side, (column + 1) * side)
             below[here] = np.asarray(picture.reduce(FACTOR))
             return encode(picture, quality=quality, subsampling=2)
@@ -301,14 +310,15 @@ def write_slide(path: Path, smear: Smear, laboratory: Laboratory, seed: int = 0,
                 pyramid.add(width, height, jpeg_tiles(level, quality), smear.mpp * scale)
                 if max(width, height) <= 2 * TILE:
                     break
-                level, scale = np.asarray(Image.fromarray(np.asarray(level)).reduce(FACTOR)), scale * FACTOR
+                level = np.asarray(Image.fromarray(np.asarray(level)).reduce(FACTOR))
+                scale *= FACTOR
     part.replace(path)
-    write_truth(painter.cells, path.with_suffix(".cells.csv"))
-    return painter.cells
+    write_truth(renderer.cells, path.with_suffix(".cells.csv"))
+    return renderer.cells
 
 
 def jpeg_tiles(level: Pixels, quality: int) -> Iterator[bytes]:
-    """The tiles of a coarser level, row by row, filled up at the edge with their last pixels."""
+    """The tiles of a coarser level, row by row, padded at the edge with their last pixels."""
     height, width = level.shape[:2]
     for top in range(0, height, TILE):
         for left in range(0, width, TILE):
@@ -318,7 +328,7 @@ def jpeg_tiles(level: Pixels, quality: int) -> Iterator[bytes]:
 
 
 def write_truth(cells: Cells, path: Path) -> None:
-    """Where every cell lies, how large it is and whether it is abnormal: a table of points that `slides cut` takes."""
+    """Write a table of cells with position, size and class, which `slides cut` accepts as annotations."""
     with path.open("w", newline="", encoding="utf-8") as out:
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(["x", "y", "radius", "nucleus", "abnormal", "class"])
@@ -327,17 +337,19 @@ def write_truth(cells: Cells, path: Path) -> None:
             writer.writerow([*(f"{v:.1f}" for v in row[:4]), int(row[4]), label])
 
 
+# ---- a federation of laboratories ------------------------------------------------------------------------------------
+
 log = logging.getLogger("mutirao")
 
 CLASSES = ("abnormal", "normal")
-VERSION = 1  # to be raised when slides are drawn or cut another way
+VERSION = 1  # increase it when slides are rendered or cut in another way
 
 
 def laboratories(clients: int, slides: int, side: int, seed: int, planted: bool = False) -> Path:
-    """A folder with `client_1/ ..` and `global_test/` of tiles, one laboratory a client, its last slide for the test.
+    """Make folders `client_1/ ..` and `global_test/` of tiles: one laboratory a client, its last slide for the test.
 
-    With `planted` every second slide is abnormal by one or two cells, tiles lie in CLASS/SLIDE/, and the last quarter
-    of the slides is for the test. It is made once for these settings and kept with the features.
+    With `planted` every second slide is abnormal by one or two cells, tiles are in CLASS/SLIDE/, and the last quarter
+    of the slides is for the test. The folder is made once for these settings, and cached with the features.
     """
     if planted and slides < 4:
         raise ConfigError(f"slides: {slides} a laboratory are too few for a head of whole slides; 4 at least")
@@ -358,9 +370,9 @@ def laboratories(clients: int, slides: int, side: int, seed: int, planted: bool 
             for folder in CLASSES:
                 (home / folder).mkdir(parents=True, exist_ok=True)
             slide = part / "work" / f"{name}.tiff"
-            smear = (
-                Smear(side, side, planted=1 + number // 2 % 2 if number % 2 else 0) if planted else Smear(side, side)
-            )
+            smear = Smear(side, side)
+            if planted:
+                smear = Smear(side, side, planted=1 + number // 2 % 2 if number % 2 else 0)
             cells = write_slide(slide, smear, laboratory, seed=seed * 1000 + client * 100 + number)
             tile_slide(slide, part / "work" / name, Cut(), Choice())
             if planted:
@@ -381,7 +393,7 @@ def laboratories(clients: int, slides: int, side: int, seed: int, planted: bool 
 
 
 def label_of(tile: Tile, cells: Cells) -> str:
-    """`abnormal` if the nucleus of an abnormal cell lies in the tile; "" if the nucleus of none does."""
+    """`abnormal` if the tile contains the nucleus of an abnormal cell; "" if it contains no nucleus."""
     inside = (cells.x >= tile.x) & (cells.x < tile.x + tile.side) & (cells.y >= tile.y) & (cells.y < tile.y + tile.side)
     if not inside.any():
         return ""

@@ -1,7 +1,7 @@
-"""Tiles that people put into classes: what there is to label, and each reader's own file, written at every click.
+"""Labels of tiles by human readers: the tiles of a folder, and a file for each reader, written at every click.
 
-A reader's file is only ever added to, and a line counts once it is whole: after a crash everything is there that was
-acknowledged. The last line of a tile holds; an empty class takes a label back.
+A reader's file is append-only, and a line counts once it is complete: no acknowledged label is lost in a crash. The
+last line of a tile is its label; an empty class withdraws it.
 """
 
 import json
@@ -34,7 +34,7 @@ MOST_BYTES = 1 << 28  # of a reader's file
 
 @dataclass(frozen=True)
 class LabelTile:
-    """A tile to be labelled: its name (the path below the folder), its file, and its origin as far as it is known."""
+    """A tile to label: its name (the path below the folder), its file, and its origin, as far as known."""
 
     name: str
     path: Path
@@ -46,7 +46,7 @@ class LabelTile:
 
 @dataclass(frozen=True)
 class Tiles:
-    """All tiles of a folder, in one order for all readers, and their scale if it is known."""
+    """All tiles of a folder, in the same order for all readers, and their scale if it is known."""
 
     folder: Path
     tiles: tuple[LabelTile, ...]
@@ -59,25 +59,23 @@ class Tiles:
 
 
 def tiles_in(folder: Path) -> Tiles:
-    """The kept tiles of slides that `mutirao slides tile` cut into a folder, or else all pictures in and below it."""
+    """The kept tiles that `mutirao slides tile` wrote into a folder, or else all images in and below it."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")
     cut = [folder] if (folder / "tiles.csv").is_file() else sorted(p.parent for p in folder.glob("*/tiles.csv"))
     found = list(cut_tiles(folder, cut) if cut else pictures_below(folder))
     if not found:
-        raise ConfigError(
-            f"{folder} holds no tiles; right would be what mutirao slides tile or cut writes, or pictures"
-        )
+        raise ConfigError(f"{folder} holds no tiles; expected what mutirao slides tile or cut writes, or pictures")
     if len(found) > MOST_TILES:
         raise ConfigError(f"{folder} holds {len(found):,} tiles, more than {MOST_TILES:,}; label them in parts")
     scales = {scale_at(place) for place in cut} if cut else {read_scale(folder)}
     if len(scales) > 1:
-        raise ConfigError(f"{folder} holds tiles of different scales; cut the slides alike")
+        raise ConfigError(f"{folder} holds tiles of different scales; cut all slides at one scale")
     return Tiles(folder, tuple(found), scales.pop())
 
 
 def cut_tiles(folder: Path, places: Sequence[Path]) -> Iterator[LabelTile]:
-    """The kept tiles of slides that were cut."""
+    """The kept tiles of slides that were cut into these folders."""
     for place in places:
         for tile in read_tiles(place / "tiles.csv"):
             path = place / "tiles" / tile.name
@@ -87,9 +85,9 @@ def cut_tiles(folder: Path, places: Sequence[Path]) -> Iterator[LabelTile]:
 
 
 def pictures_below(folder: Path) -> Iterator[LabelTile]:
-    """All pictures in and below a folder, with what its `origins.csv` says of them.
+    """All images in and below a folder, with their origins in `origins.csv`.
 
-    They are in the order of their own names: that of class folders would tell a reader what somebody chose before.
+    They are sorted by file name: the order of class folders would show a reader earlier labels.
     """
     table = folder / ORIGINS
     known = {row.get("file", ""): row for row in read_csv(table)} if table.is_file() else {}
@@ -103,7 +101,7 @@ def pictures_below(folder: Path) -> Iterator[LabelTile]:
 
 
 def scale_at(place: Path) -> Scale | None:
-    """The scale of a slide that was cut; None if its `slide.json` is not there."""
+    """The scale of a slide's tiles; None without its `slide.json`."""
     try:
         facts = json.loads(read_text(place / "slide.json"))
         return Scale(int(facts["size"]), float(facts["mpp"]))
@@ -115,20 +113,20 @@ def scale_at(place: Path) -> Scale | None:
 
 
 def file_of(folder: Path, reader: str) -> Path:
-    """Where a reader's labels are kept."""
+    """The file of a reader's labels."""
     if not READER.fullmatch(reader):
-        raise ConfigError(f"--reader: {reader[:60]!r} is no name; right would be letters, digits and dashes, as in ana")
+        raise ConfigError(f"--reader: {reader[:60]!r} is not a name; use letters, digits and dashes, as in ana")
     return folder / f"labels-{reader}.csv"
 
 
 def readers_in(folder: Path) -> list[str]:
-    """Who has labelled tiles of a folder."""
+    """The readers who have labelled tiles of a folder."""
     names = sorted(p.stem.removeprefix("labels-") for p in folder.glob("labels-*.csv"))
     return [name for name in names if READER.fullmatch(name)]
 
 
 def whole_lines(path: Path) -> bytes:
-    """A file up to its last line that is whole; what a crash left behind it was never acknowledged."""
+    """A file up to its last complete line; what a crash left after it was never acknowledged."""
     if path.stat().st_size > MOST_BYTES:
         raise ConfigError(f"{path} is larger than {MOST_BYTES:,} bytes, which labels are not")
     content = path.read_bytes()
@@ -143,7 +141,7 @@ def lines_of(path: Path) -> list[tuple[str, str]]:
     rows = read_rows(decode_text(content, path), path)
     _, header = next(rows)
     if tuple(header) != HEADER:
-        raise ConfigError(f"{path} is no file of labels: its columns are not {', '.join(HEADER)}")
+        raise ConfigError(f"{path} is not a file of labels: its columns are not {', '.join(HEADER)}")
     out = []
     for line, cells in rows:
         if len(cells) != len(HEADER):
@@ -162,11 +160,11 @@ def last_of(lines: Sequence[tuple[str, str]]) -> dict[str, str]:
     return {tile: label for tile, label in found.items() if label}
 
 
-def agreed_classes(folder: Path, named: Sequence[str]) -> tuple[str, ...]:
-    """The classes that all readers of a folder use: kept when first named, and not changed but by adding to them."""
+def label_classes(folder: Path, named: Sequence[str]) -> tuple[str, ...]:
+    """The classes that all readers of a folder use: stored when first given; later ones can only be added."""
     for name in named:
         if not is_class_name(name):
-            raise ConfigError(f"--classes: {name[:60]!r} cannot be the name of a class: it is to be a folder's name")
+            raise ConfigError(f"--classes: {name[:60]!r} cannot be the name of a class, which is also a folder's name")
     path = folder / CLASSES
     known: tuple[str, ...] = ()
     if path.is_file():
@@ -190,19 +188,21 @@ class Labels:
     """The labels of one reader, in memory and on disk; `put` returns when they are on the disk."""
 
     def __init__(self, path: Path, tiles: Sequence[str], classes: Sequence[str]) -> None:
-        self.path, self.classes, self.known = path, tuple(classes), frozenset(tiles)
+        self.path = path
+        self.classes = tuple(classes)
+        self.known = frozenset(tiles)
         self.guard = threading.Lock()
         lines = lines_of(path) if path.exists() else []
-        strange = sorted({label for _, label in lines if label and label not in self.classes})
-        if strange:
-            raise ConfigError(f"{path} has the class {strange[0]!r}, which is none of {', '.join(classes)}")
+        unknown = sorted({label for _, label in lines if label and label not in self.classes})
+        if unknown:
+            raise ConfigError(f"{path} has the class {unknown[0]!r}, which is none of {', '.join(classes)}")
         self.lines = [(tile, label) for tile, label in lines if tile in self.known]
         if gone := {tile for tile, _ in lines} - self.known:
             log.warning("%s labels %d tiles that are no longer there", path, len(gone))
         self.now = last_of(self.lines)
 
     def put(self, changes: Sequence[tuple[str, str]]) -> None:
-        """Add labels ("" takes one back); ConfigError for a tile or class that is not there, and then none is added."""
+        """Add labels ("" withdraws one); ConfigError for an unknown tile or class, and then none is added."""
         for tile, label in changes:
             if tile not in self.known:
                 raise ConfigError(f"there is no tile {tile[:80]!r}")
@@ -216,7 +216,7 @@ class Labels:
                 append_whole(self.path, content)
                 sync(self.path)
             except OSError:
-                os.truncate(self.path, before)  # half a line must not be in front of the next one
+                os.truncate(self.path, before)  # the next line must not follow half a line
                 raise
             self.lines += changes
             for tile, label in changes:
@@ -225,18 +225,18 @@ class Labels:
                     self.now[tile] = label
 
     def steps(self, most: int = 100) -> list[tuple[str, str]]:
-        """The last changes, each with what the tile's label was before: what can be undone."""
-        held: dict[str, str] = {}
+        """The last changes, each with the tile's label before it, for undo."""
+        current: dict[str, str] = {}
         out = []
         for tile, label in self.lines:
-            out.append((tile, held.get(tile, "")))
-            held[tile] = label
+            out.append((tile, current.get(tile, "")))
+            current[tile] = label
         return out[-most:]
 
 
 @contextmanager
 def open_labels(folder: Path, reader: str, tiles: Tiles, classes: Sequence[str]) -> Iterator[Labels]:
-    """A reader's file, held by this process alone, without what a crash left of a line."""
+    """Open a reader's file, locked by this process, without an incomplete last line."""
     path = file_of(folder, reader)
     new = not path.exists()
     try:
@@ -244,7 +244,7 @@ def open_labels(folder: Path, reader: str, tiles: Tiles, classes: Sequence[str])
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
     try:
-        lock(handle, path)  # a second page of this reader would write between the lines of this one
+        lock(handle, path)  # a second page of the same reader would mix its lines with ours
         whole = len(whole_lines(path))
         if whole < path.stat().st_size:
             log.warning("%s ended in the middle of a line, which was never acknowledged and is dropped", path)
@@ -253,39 +253,40 @@ def open_labels(folder: Path, reader: str, tiles: Tiles, classes: Sequence[str])
             append_whole(path, table_of([HEADER]).encode())
         sync(path)
         if new:
-            sync(folder)  # else the file's name may be lost with the machine's power
+            sync(folder)  # else the new file may be lost in a power failure
         yield Labels(path, [tile.name for tile in tiles.tiles], classes)
     finally:
         os.close(handle)
 
 
 def read_labels(folder: Path, readers: Sequence[str] = ()) -> dict[str, dict[str, str]]:
-    """The labels of all readers of a folder, or of those named."""
+    """Read the labels of all readers of a folder, or of those given."""
     names = list(readers) or readers_in(folder)
     for name in names:
         if not file_of(folder, name).is_file():
             raise ConfigError(
-                f"{folder} has no labels of {name!r}; there are those of {', '.join(readers_in(folder)) or 'nobody'}"
+                f"{folder} has no labels of {name!r}; it has those of {', '.join(readers_in(folder)) or 'no reader'}"
             )
     if not names:
-        raise ConfigError(f"nobody has labelled {folder}; begin with mutirao slides label")
+        raise ConfigError(f"no reader has labelled {folder}; begin with mutirao slides label")
     return {name: last_of(lines_of(file_of(folder, name))) for name in names}
 
 
 # ---- from labels to classes ------------------------------------------------------------------------------------------
 
 
-def joined(
+def combine_labels(
     labels: Mapping[str, Mapping[str, str]], tiles: Sequence[str], rule: str
 ) -> tuple[dict[str, str], Counter[str]]:
-    """One class for each tile that has one, and how many have none and why.
+    """Combine the readers' labels into one class for each tile; count the tiles without one, by reason.
 
-    `agreed`: every reader labelled it, and all the same. `majority`: more than half of those who labelled it.
+    `agreed`: every reader chose the same class. `majority`: more than half of those who labelled the tile did.
 
-    >>> joined({"ana": {"a": "x", "b": "x"}, "rui": {"a": "x", "b": "y"}}, ["a", "b", "c"], "agreed")
+    >>> combine_labels({"ana": {"a": "x", "b": "x"}, "rui": {"a": "x", "b": "y"}}, ["a", "b", "c"], "agreed")
     ({'a': 'x'}, Counter({'disputed': 1, 'unlabelled': 1}))
     """
-    found, without = {}, Counter[str]()
+    found = {}
+    without = Counter[str]()
     for tile in tiles:
         votes = Counter(given[tile] for given in labels.values() if tile in given)
         if not votes:

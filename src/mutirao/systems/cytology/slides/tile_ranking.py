@@ -1,4 +1,4 @@
-"""Which tiles are worth looking at: sharp and rich ones, by local variance and entropy."""
+"""Rank tiles by sharpness and content: local variance and entropy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,8 +50,9 @@ class Choice:
             raise ConfigError("top, min_variance and min_entropy cannot be below 0")
 
     def __call__(self, variance: Sequence[float], entropy: Sequence[float]) -> tuple[Floats, list[str]]:
-        """A score in [0, 1] for each tile, and why it is dropped (empty: it is kept)."""
-        v, e = np.asarray(variance, np.float64), np.asarray(entropy, np.float64)
+        """A score in [0, 1] for each tile, and the reason to drop it (empty: it is kept)."""
+        v = np.asarray(variance, np.float64)
+        e = np.asarray(entropy, np.float64)
         scores = (shares_below(v) + shares_below(e)) / 2
         why = np.full(len(v), "", object)
         why[e < self.min_entropy] = "entropy"
@@ -65,7 +66,7 @@ class Choice:
 
 
 def shares_below(values: Floats) -> Floats:
-    """For each value the share of the others that are below it, ties counting half; one alone has 1."""
+    """For each value the share of the others below it, ties counting half; a single value has 1."""
     from scipy.stats import rankdata
 
     n = len(values)

@@ -1,7 +1,7 @@
-"""Cut slides into tiles: the glass is dropped unread, the rest is read, measured and written, one core a thread.
+"""Cut slides into tiles: glass is skipped, the rest is read, measured and written, with one thread for each core.
 
-A slide's folder is finished when `slide.json` is in it; until then the slide is done again. A slide that fails is
-named and does not stop the others.
+A slide's folder is complete when `slide.json` is in it; until then the slide is cut again. A slide that fails is
+reported and does not stop the others.
 """
 
 import csv
@@ -54,7 +54,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Tile:
-    """One tile: its corner and side in the finest pixels, what was measured, and whether and why it was dropped."""
+    """One tile: its corner and side in the finest pixels, its measures, and why it was dropped."""
 
     name: str
     x: int
@@ -69,7 +69,7 @@ class Tile:
 
     @property
     def kept(self) -> bool:
-        """Whether nothing speaks against it."""
+        """Whether there is no reason to drop it."""
         return not self.why
 
     def row(self) -> dict[str, Any]:
@@ -83,15 +83,16 @@ def side_for(slide: Slide, cut: Cut) -> int:
     scale = cut.mpp / slide.mpp
     if scale < 0.99:
         raise SlideError(
-            f"{slide.path} has {slide.mpp:.3g} micrometres a pixel, coarser than the {cut.mpp:.3g} asked for; "
-            f"ask for --mpp-out {slide.mpp:.3g} or more"
+            f"{slide.path} has {slide.mpp:.3g} micrometres a pixel, coarser than --mpp-out {cut.mpp:.3g}; "
+            f"use --mpp-out {slide.mpp:.3g} or more"
         )
     return round(cut.size * scale)
 
 
 def grid(slide: Slide, cut: Cut, seen: Masked) -> list[Tile]:
-    """All tiles of a slide, row by row; those on glass are marked `background`. Those at the edge may reach over it."""
-    side, scale = side_for(slide, cut), cut.mpp / slide.mpp
+    """All tiles of a slide, row by row; those on glass are marked `background`. Tiles may extend beyond the edge."""
+    side = side_for(slide, cut)
+    scale = cut.mpp / slide.mpp
     step = max(1, round((cut.size - cut.overlap) * scale))
     level = slide.level_for(side / cut.size)
     width, height = slide.size
@@ -105,7 +106,7 @@ def grid(slide: Slide, cut: Cut, seen: Masked) -> list[Tile]:
 
 
 def measure(slide: Slide, tiles: Sequence[Tile], cut: Cut, folder: Path | None, workers: int = 0) -> Iterator[Tile]:
-    """The tiles in their order; those that are not glass are read, measured and, with a folder, written."""
+    """The tiles in their order; all but glass are read, measured and, with a folder, written."""
 
     def work(tile: Tile) -> Tile:
         if tile.why:
@@ -113,9 +114,12 @@ def measure(slide: Slide, tiles: Sequence[Tile], cut: Cut, folder: Path | None, 
         pixels = slide.region(tile.x, tile.y, tile.side, cut.size)
         variance, entropy = measures(pixels)
         if folder is not None:
-            form = ("PNG", {"compress_level": 1}) if cut.image == "png" else ("JPEG", {"quality": cut.quality})
-            content = encode(Image.fromarray(pixels), form[0], **form[1])
-            (folder / tile.name).write_bytes(content)  # the folder counts only once it is whole
+            image = Image.fromarray(pixels)
+            if cut.image == "png":
+                content = encode(image, "PNG", compress_level=1)
+            else:
+                content = encode(image, "JPEG", quality=cut.quality)
+            (folder / tile.name).write_bytes(content)  # not atomically: the folder counts only when complete
         return replace(tile, variance=round(variance, 3), entropy=round(entropy, 4))
 
     with ThreadPoolExecutor(workers or core_count(), "mutirao-tiles") as pool:
@@ -123,11 +127,11 @@ def measure(slide: Slide, tiles: Sequence[Tile], cut: Cut, folder: Path | None, 
 
 
 def choose(tiles: Sequence[Tile], choice: Choice) -> list[Tile]:
-    """The tiles with score and verdict of `choice`; those on glass stay dropped."""
-    looked = [i for i, t in enumerate(tiles) if t.variance is not None]
-    scores, why = choice([tiles[i].variance or 0.0 for i in looked], [tiles[i].entropy or 0.0 for i in looked])
+    """The tiles with scores and reasons by `choice`; those on glass stay dropped."""
+    measured = [i for i, t in enumerate(tiles) if t.variance is not None]
+    scores, why = choice([tiles[i].variance or 0.0 for i in measured], [tiles[i].entropy or 0.0 for i in measured])
     out = list(tiles)
-    for i, score, reason in zip(looked, scores, why, strict=True):
+    for i, score, reason in zip(measured, scores, why, strict=True):
         out[i] = replace(tiles[i], score=round(float(score), 4), why=reason)
     return out
 
@@ -148,44 +152,43 @@ def read_table(path: Path) -> list[Tile]:
     try:
         return [tile_of(row) for row in rows_in(path)]
     except (KeyError, ValueError) as error:
-        raise ConfigError(f"{path} is no table of tiles: {error}") from error
+        raise ConfigError(f"{path} is not a table of tiles: {error}") from error
 
 
 def tile_of(row: dict[str, str]) -> Tile:
     """A line of the table as a tile."""
-    measured_ = {k: float(row[k]) if row[k] else None for k in ("variance", "entropy", "score")}
+    values = {k: float(row[k]) if row[k] else None for k in ("variance", "entropy", "score")}
     place = {k: int(row[k]) for k in ("x", "y", "level", "side")}
-    return Tile(row["tile"], **place, cover=float(row["cover"]), **measured_, why=row["why"])  # type: ignore[arg-type]
+    return Tile(row["tile"], **place, cover=float(row["cover"]), **values, why=row["why"])  # type: ignore[arg-type]
 
 
 def preview(picture: Pixels, scale: float, tiles: Sequence[Tile], path: Path) -> None:
-    """Draw the kept tiles in green on the slide seen from afar, and those dropped by rank or measure in orange."""
+    """Draw the kept tiles in green on an overview of the slide, and those dropped by rank or measure in orange."""
     canvas, by = shrink_picture(picture, scale)
     pen = ImageDraw.Draw(canvas)
-    for colour, group in (
-        ("#d9822b", [t for t in tiles if t.why not in ("", "background")]),
-        ("#1b7f3b", [t for t in tiles if t.kept]),
-    ):
+    dropped = [t for t in tiles if t.why not in ("", "background")]
+    kept = [t for t in tiles if t.kept]
+    for colour, group in (("#d9822b", dropped), ("#1b7f3b", kept)):
         for t in group:
             pen.rectangle((t.x / by, t.y / by, (t.x + t.side) / by - 1, (t.y + t.side) / by - 1), outline=colour)
     write_whole(path, encode(sign_picture(canvas), quality=88, subsampling=0))
 
 
 def shrink_picture(picture: Pixels, scale: float) -> tuple[Image.Image, float]:
-    """A picture no larger than a preview is, and how many of the slide's finest pixels one of its pixels covers."""
+    """Shrink an overview to preview size; return it with the finest pixels that one of its pixels covers."""
     shrink = max(1.0, max(picture.shape[:2]) / PREVIEW)
     size = (round(picture.shape[1] / shrink), round(picture.shape[0] / shrink))
     return Image.fromarray(picture).resize(size, Image.Resampling.BOX).convert("RGB"), scale * shrink
 
 
-def from_afar(slide: Slide) -> tuple[Pixels, float]:
-    """The slide as large as a preview is, and how many of its finest pixels one pixel covers."""
+def preview_overview(slide: Slide) -> tuple[Pixels, float]:
+    """An overview of preview size, and the finest pixels that one of its pixels covers."""
     picture = slide.overview(max(slide.size) / PREVIEW * slide.mpp)
     return picture, slide.size[0] / picture.shape[1]
 
 
 def identity(path: Path, cut: Cut, mpp: float | None) -> dict[str, Any]:
-    """What a finished folder was made from: another file or other settings mean that it is made anew."""
+    """The file and settings of a complete folder: if they change, the slide is cut again."""
     found = path.stat()
     return {"slide": path.name, "bytes": found.st_size, "modified": found.st_mtime_ns, "mpp_given": mpp, **asdict(cut)}
 
@@ -193,7 +196,7 @@ def identity(path: Path, cut: Cut, mpp: float | None) -> dict[str, Any]:
 def tile_slide(
     path: Path, out: Path, cut: Cut, choice: Choice, mpp: float | None = None, workers: int = 0
 ) -> dict[str, Any]:
-    """Cut one slide into `out`: tiles/, tiles.csv, preview.jpg, and at the end slide.json, which is returned.
+    """Cut one slide into `out`: tiles/, tiles.csv, preview.jpg, and last slide.json, which is returned.
 
     >>> from mutirao.systems.cytology.slides.synthetic_slides import LABORATORIES, Smear, write_slide
     >>> _ = write_slide(Path("smear.tiff"), Smear(1024, 1024, per_mm2=200.0), LABORATORIES[0])
@@ -210,7 +213,7 @@ def tile_slide(
         seen = mask_slide(slide)
         tiles = choose(list(measure(slide, grid(slide, cut, seen), cut, out / "tiles", workers)), choice)
         write_table(tiles, out / "tiles.csv")
-        preview(*from_afar(slide), tiles, out / "preview.jpg")
+        preview(*preview_overview(slide), tiles, out / "preview.jpg")
         facts = {
             **identity(path, cut, mpp),
             "slide_mpp": slide.mpp,
@@ -227,7 +230,7 @@ def tile_slide(
 
 
 def known_facts(out: Path, path: Path, cut: Cut, mpp: float | None) -> dict[str, Any] | None:
-    """What is known of a slide that was done before with the same settings, else None."""
+    """The facts of a slide that was cut before with the same settings, else None."""
     try:
         facts: dict[str, Any] = json.loads((out / "slide.json").read_text(encoding="utf-8"))
         wanted = identity(path, cut, mpp)
@@ -245,7 +248,7 @@ def tile_all(
     watch: Callable[[Path, dict[str, Any] | str, bool], None],
     workers: int = 0,
 ) -> list[str]:
-    """Cut all slides, each into a folder of its name; return the problems, a line each."""
+    """Cut all slides, each into a folder of its name; return the problems, one line each."""
     names = [p.stem for p in paths]
     problems = []
     for path, name in zip(paths, names, strict=True):

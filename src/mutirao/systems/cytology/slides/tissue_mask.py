@@ -1,8 +1,8 @@
-"""Where there are cells and where only glass, seen from afar.
+"""Mask of cells on glass, computed on an overview of a slide.
 
 A cervical smear is not tissue: single cells lie far apart on clear glass. Otsu's threshold alone fails on it, since
-hardly any pixel belongs to a cell; so it is held within a few deviations of what the glass itself shows. What was never
-scanned is filled with pure white by most scanners, and is no glass: it would make the glass itself look stained.
+hardly any pixel belongs to a cell; so it is limited to a few deviations above the glass. Most scanners fill areas that
+were not scanned with pure white, which is not glass: with it, the glass itself would look stained.
 """
 
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from scipy import ndimage
 from mutirao.systems.cytology.slides.readers import Pixels, Slide
 
 Mask = npt.NDArray[np.bool_]
-STRAIGHT = 24  # pixels of an overview: an edge that runs straight for longer is none of a cell's
+STRAIGHT = 24  # pixels of an overview: a longer straight edge is not that of a cell
 
 
 def otsu(values: npt.ArrayLike) -> int:
-    """The threshold t that parts bytes into <= t and > t with the largest variance between both (Otsu, 1979)."""
+    """The threshold t that splits bytes into <= t and > t with the largest variance between them (Otsu, 1979)."""
     counts = np.bincount(np.asarray(values, np.uint8).ravel(), minlength=256).astype(np.float64)
     below = np.cumsum(counts)
     sums = np.cumsum(counts * np.arange(256))
@@ -35,10 +35,10 @@ def stain(picture: Pixels) -> npt.NDArray[np.uint8]:
 
 
 def threshold(stained: npt.NDArray[np.uint8]) -> float:
-    """Otsu's threshold, held between 5 and 12 deviations above the glass.
+    """Otsu's threshold, limited to between 5 and 12 deviations above the glass.
 
-    The glass is what Otsu leaves below, at its median; its deviation is estimated from the pixels at or below that
-    (robustly: 1.4826 times their median distance to it), because pale cytoplasm lies only above.
+    The glass is the median below Otsu's threshold; its deviation is estimated from the pixels at or below that
+    (robustly: 1.4826 times their median distance to it), because pale cytoplasm is only above it.
     """
     t = otsu(stained)
     below = stained[stained <= t].astype(np.float64)
@@ -49,20 +49,23 @@ def threshold(stained: npt.NDArray[np.uint8]) -> float:
 
 
 def unscanned(picture: Pixels) -> Mask:
-    """Where a scanner filled in white: areas of pure white whose edges are mostly straight, upright or level.
+    """Areas that were not scanned: pure white with mostly straight, vertical or horizontal edges.
 
-    Glass that is overexposed is pure white, too, but around cells, whose edges are round: that is no filling.
+    Overexposed glass is pure white, too, but its edges run around cells, and are round.
     """
     white = ndimage.binary_opening(picture.min(2) >= 254, np.ones((5, 5), bool))  # solid: no lonely bright pixels
-    upright, level = white[:, 1:] != white[:, :-1], white[1:] != white[:-1]
-    straight = ndimage.binary_opening(upright, np.ones((STRAIGHT, 1), bool)).sum()
-    straight += ndimage.binary_opening(level, np.ones((1, STRAIGHT), bool)).sum()
-    return white if 2 * straight > upright.sum() + level.sum() else np.zeros_like(white)
+    vertical = white[:, 1:] != white[:, :-1]
+    horizontal = white[1:] != white[:-1]
+    straight = ndimage.binary_opening(vertical, np.ones((STRAIGHT, 1), bool)).sum()
+    straight += ndimage.binary_opening(horizontal, np.ones((1, STRAIGHT), bool)).sum()
+    if 2 * straight > vertical.sum() + horizontal.sum():
+        return white
+    return np.zeros_like(white)
 
 
 @dataclass(frozen=True)
 class Masked:
-    """The slide from afar, where it has cells, and how many of its finest pixels one pixel here covers."""
+    """An overview of a slide, its mask of cells, and the finest pixels that one of its pixels covers."""
 
     picture: Pixels
     mask: Mask
@@ -70,18 +73,22 @@ class Masked:
 
     def share(self, x: int, y: int, side: int) -> float:
         """The share of a square of the slide (finest pixels) that is not glass."""
-        left, top = int(x / self.scale), int(y / self.scale)
-        right, bottom = max(left + 1, round((x + side) / self.scale)), max(top + 1, round((y + side) / self.scale))
+        left = int(x / self.scale)
+        top = int(y / self.scale)
+        right = max(left + 1, round((x + side) / self.scale))
+        bottom = max(top + 1, round((y + side) / self.scale))
         part = self.mask[top:bottom, left:right]
         return float(part.mean()) if part.size else 0.0
 
 
 def mask_slide(slide: Slide, mpp: float = 6.0) -> Masked:
-    """Find the cells on an overview of about `mpp` micrometres a pixel; lonely pixels are dust and count as glass."""
+    """Find the cells on an overview of about `mpp` micrometres a pixel; isolated pixels are dust and count as glass."""
     picture = slide.overview(mpp)
     stained = stain(picture)
     filled = unscanned(picture)
-    found = (stained > threshold(stained[~filled])) & ~filled if not filled.all() else np.zeros_like(filled)
+    found = np.zeros_like(filled)
+    if not filled.all():
+        found = (stained > threshold(stained[~filled])) & ~filled
     padded = np.pad(found, 1)
     height, width = found.shape
     neighbours = np.zeros(found.shape, np.uint8)
