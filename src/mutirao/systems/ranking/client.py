@@ -83,9 +83,10 @@ class RankingClient:
         """What the trainer does."""
         if self.privacy is not None:
             return frozenset({"metrics:epsilon", "metrics:epsilon_next", "config:mu"})
-        plain = self.trainers.example
-        whole = self.personal is None or self.personal.whole
-        return plain.provides if whole else plain.provides - WHOLE_MODEL_ONLY
+        provided = self.trainers.example.provides
+        if self.personal is not None and not self.personal.whole:
+            provided -= WHOLE_MODEL_ONLY
+        return provided
 
     @property
     def schedule(self) -> Any:
@@ -185,6 +186,7 @@ class RankingClient:
             profile = profile_documents(documents.x, documents.highest, self.transform, self.least)
             return Reply({}, profile, n=len(documents))
         if self.evaluates_queries(request, site):
+            # Here as in a simulation the metrics are over whole queries, so that both report the same numbers.
             own = documents.test
             assert own is not None
             test = own.table if len(own) == len(own.table) else own.table.take(own.rows)

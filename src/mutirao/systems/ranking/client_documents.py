@@ -111,7 +111,7 @@ class RankingSource:
     highest: int = 0  # the highest grade of that set, in all of its parts
 
 
-def client_names(count: int) -> list[ClientId]:
+def numbered_clients(count: int) -> list[ClientId]:
     """c0, c1, ... with equally many digits."""
     digits = len(str(count - 1))
     return [f"c{i:0{digits}d}" for i in range(count)]
@@ -131,7 +131,7 @@ def partition_set(config: Any, train: RankingData, vali: RankingData, test: Rank
     if is_personal and config.loss == "grades":
         tests = split_test_set(train.grades, parts, test_set.grades, config.seed, OWN_TEST)
     elif is_personal:
-        tests = [sample_queries(test_set, config.seed, name) for name in client_names(len(parts))]
+        tests = [sample_queries(test_set, config.seed, name) for name in numbered_clients(len(parts))]
     # Lists are limited by their number, when they are made.
     most = config.samples if config.loss == "grades" else 0
     population = assign_rows(train, parts, most, derive_seed(config.seed, 0, "samples"), test_set, tests)
@@ -152,7 +152,7 @@ def assign_rows(
     """
     draw = np.random.default_rng(seed)
     clients: dict[ClientId, ClientDocuments] = {}
-    for i, (name, part) in enumerate(zip(client_names(len(parts)), parts, strict=True)):
+    for i, (name, part) in enumerate(zip(numbered_clients(len(parts)), parts, strict=True)):
         rows = part
         if most and len(part) > most:
             rows = np.sort(draw.choice(part, most, replace=False))

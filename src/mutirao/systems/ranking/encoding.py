@@ -50,6 +50,7 @@ class EncodedDocuments:
         key = (id(data), scale)
         with self.lock:
             found = self.tables.get(key)
+            # An id may be used again after its table is gone, so the weak reference has to be this table.
             if found is not None and found[0]() is data:
                 return found[1], found[2]
             check_against_scale(data, scale)

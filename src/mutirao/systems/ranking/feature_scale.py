@@ -115,6 +115,7 @@ def parse_document_profile(reply: Reply) -> tuple[int, Arrays]:
     features = (len(profile) - HEAD) // 2
     if features > MOST_FEATURES:
         raise ValueError(f"its profile has {features:,} features; at most {MOST_FEATURES:,} are possible")
+    # A profile comes from outside: every number is checked before it is used.
     if not np.isfinite(profile).all():
         raise ValueError("its profile contains numbers that are not finite")
     count = float(profile[0])
@@ -147,6 +148,7 @@ def scale_from_profiles(
     if not profiles:
         raise ConfigError(f"no client sent a profile that can be read; {fault}")
     widths = Counter(len(moments["sum"]) for _, moments in profiles.values())
+    # Of equally common widths the larger is taken, since files may leave out zeros at the end of their lines.
     width = features or min(widths, key=lambda count: (-widths[count], -count))
     grades: list[int] = []
     used: list[Arrays] = []
@@ -168,6 +170,7 @@ def combine_robustly(moments: Sequence[Arrays], width: int) -> tuple[list[float]
     """Mean and deviation of each feature; no single site can shift them far."""
     means: list[float] = []
     stds: list[float] = []
+    # Each feature is bounded on its own: a site may be an outlier in one and not in the others.
     for f in range(width):
         own = [{"count": m["count"], "sum": m["sum"][f : f + 1], "squares": m["squares"][f : f + 1]} for m in moments]
         mean, std = combine_moments(bound_moments(own, FAR, MOST_TIMES))

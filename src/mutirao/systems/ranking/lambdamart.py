@@ -65,6 +65,7 @@ class LambdaMART:
 
     def settings(self, seed: int, highest: int) -> dict[str, Any]:
         """LightGBM's parameters, which make it deterministic; gains are 2^grade - 1."""
+        # One thread and row-wise histograms: with several threads sums differ from machine to machine.
         return {
             "objective": "lambdarank",
             "metric": "ndcg",

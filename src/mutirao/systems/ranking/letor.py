@@ -68,6 +68,7 @@ def read_letor(path: Path | str, cache: bool = True) -> RankingData:
         if (found := load_mapped_arrays(folder / key)) is not None:
             return RankingData(**found)
     data = clean_data(read_raw_letor(file), file)
+    # Arrays of a file that is still being written would be cached under the wrong key.
     if key != cache_key(stat_file(file)):
         raise ConfigError(f"{file} was changed while it was read; try again once it is complete")
     for folder in folders:
@@ -208,6 +209,7 @@ def store_arrays(arrays: Arrays, folder: Path, key: str) -> Arrays:
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f".part-{secrets.token_hex(8)}"
     try:
+        # Written under another name and renamed, so that no process ever reads an incomplete cache.
         part.mkdir()
         for name, value in arrays.items():
             np.save(part / f"{name}.npy", value, allow_pickle=False)
@@ -240,6 +242,7 @@ def load_mapped_arrays(folder: Path) -> Arrays | None:
         facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
         arrays: Arrays = {}
         for name in ("x", "grades", "queries", "query_ids"):
+            # Copy-on-write: processes share the memory, and none can change the cache.
             value = np.asarray(np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False))
             if _facts(value) != facts[name]:
                 raise ValueError(f"{name}.npy is not as it was written")

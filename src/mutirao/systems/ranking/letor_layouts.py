@@ -103,6 +103,7 @@ def _data_folder(path: Path) -> Path:
     for _ in range(MAX_DEPTH):
         level = list(itertools.chain.from_iterable(map(_subfolders, level)))
         found = [folder for folder in level if contains_data(folder)]
+        # LETOR 3 ships several versions of each set side by side; the normalised one is preferred.
         found = [f for f in found if NORMAL in map(str.lower, f.relative_to(path).parts)] or found
         if len(found) == 1:
             return found[0]

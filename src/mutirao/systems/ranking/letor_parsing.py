@@ -211,12 +211,16 @@ def parse_plain_lines(text: bytes) -> ParsedBlock | None:
     """
     if b"#" in text:
         text = re.sub(rb"#[^\n]*", b"", text)
-    text = (text if text.endswith(b"\n") else text + b"\n").translate(BLANKS)
+    if not text.endswith(b"\n"):
+        text += b"\n"
+    text = text.translate(BLANKS)
     text = text.replace(b"  \n", b"\n").replace(b" \n", b"\n")
     text, unlabelled, gaps = _mark_gaps(text)
     queries = QUERY.findall(text)
     text = QUERY.sub(b"q", text)
-    short = EXPONENT.sub(b"", text) if b"e" in text or b"E" in text else text
+    short = text
+    if b"e" in text or b"E" in text:
+        short = EXPONENT.sub(b"", text)
     bare = short.translate(None, b"0123456789")
     rows = len(queries)
     many = bare.count(b":")

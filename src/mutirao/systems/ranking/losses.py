@@ -60,6 +60,7 @@ def lambdarank(scores: Tensor, grades: Tensor) -> Tensor:
     """
     pairs = relevant_pairs(scores, grades)
     gains = gains_of(grades)
+    # The discount depends on ranks, which have no gradient; only the pairs' differences of scores do.
     order = scores.detach().masked_fill(grades <= PAD, LEAST).argsort(-1, descending=True)
     discount = 1 / torch.log2(order.argsort(-1).to(scores.dtype) + 2)
     swap = pairs.differences(gains) * pairs.differences(discount)

@@ -58,6 +58,7 @@ def drop_unlabelled(data: RankingData, file: Path) -> RankingData:
 
 def is_order(grades: Ints, queries: Ints) -> bool:
     """Whether no two documents of a query have the same number, in lists too long for that to be grades."""
+    # Lists of up to LONG documents may have different grades by chance.
     pairs = np.stack([queries, grades])
     return bool(np.bincount(queries).max() > LONG and np.unique(pairs, axis=1).shape[1] == len(grades))
 

@@ -79,6 +79,7 @@ def read_with_qrels(file: Path, qrels: Qrels) -> RankingData:
     """Documents with features from a file and grades from qrels; grades in the file are ignored."""
     data = read_raw_letor(file)
     documents = documents_in(file)
+    # Query ids are numbers in the features where they can be, and always text in qrels.
     names = [str(name) for name in data.query_ids.tolist()]
     pairs = [(names[query], document) for query, document in zip(data.queries.tolist(), documents, strict=True)]
     query, document = pairs[0]

@@ -69,6 +69,7 @@ def by_query_groups(
     owner = np.empty(many, np.intp)
     for client, own in enumerate(parts):
         owner[own] = client
+    # Dirichlet shares may leave clients without any query.
     sizes = np.bincount(owner, minlength=clients)
     for client in np.flatnonzero(sizes == 0).tolist():
         richest = int(sizes.argmax())

@@ -145,9 +145,18 @@ def task(config: Config) -> Task:
     encoded = EncodedDocuments(config.loss != "grades", config.samples, config.seed)
     client = RankingClient(RankingTrainers(config, metrics), encoded, config.transform, config.least, own)
 
-    final_evaluation = partial(evaluate_best_model, client, source) if config.patience else None
-    partition = None if config.centralised else source.partition
-    exhibits = Exhibits() if partition is None else partition_of(lambda: describe(*partition))
+    population = source.population
+    if config.centralised:
+        population = pool_documents(population)
+    exhibits = Exhibits()
+    if source.partition is not None and not config.centralised:
+        exhibits = partition_of(partial(describe, *source.partition))
+    monitor = names[0]
+    final_evaluation = None
+    if config.patience:
+        # Validation metrics choose the round; the test part is used once, for the model of that round.
+        monitor = f"vali_{names[0]}"
+        final_evaluation = partial(evaluate_best_model, client, source)
     files = {
         "scale.json": partial(write_scale_json, client),
         "ranker.safetensors": partial(write_ranker, client),
@@ -155,11 +164,11 @@ def task(config: Config) -> Task:
     }
     return Task(
         handler=client,
-        population=pool_documents(source.population) if config.centralised else source.population,
+        population=population,
         initial=lambda: client.initial(parse_scale(own), config.seed) if own else {},
         evaluate=evaluate_without_scale if source.test_set is not None else None,
         ending=EarlyStopping(config.patience, final_evaluation),
-        judge=f"vali_{names[0]}" if config.patience else names[0],
+        judge=monitor,
         basis=cache(partial(data_digest, source.train)),
         metrics=(*(f"vali_{name}" for name in names if config.patience), *names),
         directions=DIRECTIONS,
@@ -189,10 +198,13 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     log.info("agreed on %d features and grades from 0 to %d", scale.features, scale.highest)
     task = replace(task, classes=scale.highest + 1, initial=partial(client.initial, scale, config.seed))
     if source.test_set is not None and personal.whole:
-        data = source.vali if config.patience else source.test_set(scale)
-        prefix = "vali_" if config.patience else ""
-        evaluate = partial(task.knows.client.evaluate, data=data, scale=scale, prefix=prefix)
+        evaluate = partial(task.knows.client.evaluate, scale=scale)
+        if config.patience:
+            evaluate = partial(evaluate, data=source.vali, prefix="vali_")
+        else:
+            evaluate = partial(evaluate, data=source.test_set(scale))
         task = replace(task, evaluate=evaluate if isinstance(personal, OneModel) else as_global(evaluate))
+    # The server has no documents in a deployment; the sites' own metrics are averaged instead, weighted by queries.
     sites_evaluate = task.evaluate is None and config.test and not privacy_guarantee(config) and has_one_model(config)
     for done in federate(fleet, config, task, run):
         if sites_evaluate and (run.round % config.evaluate_every == 0 or run.round == config.rounds):
@@ -266,7 +278,9 @@ def write_queries_csv(client: Any, source: Any, best: bool, run: Run, path: Path
     if source.test_set is None:
         return
     scale = agreed_scale(client, run)
-    arrays = load_arrays(path.parent / "checkpoints" / "best.safetensors")[0] if best else run.arrays
+    arrays = run.arrays
+    if best:
+        arrays, _ = load_arrays(path.parent / "checkpoints" / "best.safetensors")
     data = source.test_set(scale)
     write_query_metrics(client.score(arrays, data, scale), data, client.trainers.metrics(scale), path)
 

@@ -102,6 +102,7 @@ class EncodedTables:
             if found is not None and found[0] is tables:
                 return found[1]
         samples = encode_tables(client, tables, schema)
+        # Encoded outside the lock, so that threads encode different clients at the same time.
         with self.lock:
             self.made[client, digest] = (tables, samples)
             while len(self.made) > KEPT:
@@ -151,9 +152,12 @@ class TableClient:
         if self.privacy is not None:
             return frozenset({"metrics:epsilon", "metrics:epsilon_next", "config:mu"})
         plain = Trainer.of(self.trainers.config, nn.Identity)  # what is provided depends on the settings alone
-        whole = self.personal is None or self.personal.whole
-        provided = plain.provides if whole else plain.provides - WHOLE_MODEL_ONLY
-        return provided - {"metrics:accuracy"} if self.task == "regression" else provided
+        provided = plain.provides
+        if self.personal is not None and not self.personal.whole:
+            provided -= WHOLE_MODEL_ONLY
+        if self.task == "regression":
+            provided -= {"metrics:accuracy"}
+        return provided
 
     def agreed(self) -> Mapping[str, str]:
         """The digest of the schema given to this party."""

@@ -70,6 +70,7 @@ class HoldOut:
         test = stratified_rows(classes, self.count(n), draw)
         train = np.setdiff1d(np.arange(n), test)
         if self.vali:
+            # The test rows are those of a run without vali, so that tuning never sees any of them.
             own = rng(self.seed, 0, "own validation", name)
             test = train[stratified_rows([classes[i] for i in train], self.count(len(train)), own)]
             train = np.setdiff1d(train, test)
@@ -86,7 +87,7 @@ def stratified_rows(classes: Sequence[str], count: int, draw: np.random.Generato
     """Sample so many rows, each class in its share; what rounding leaves over goes to the classes it cut most.
 
     >>> stratified_rows(["a"] * 8 + ["b"] * 2, 5, np.random.default_rng(0)).tolist()
-    [2, 4, 5, 7, 8]
+    [2, 4, 6, 7, 9]
     """
     _, group, sizes = np.unique(np.asarray(classes, object).astype(str), return_inverse=True, return_counts=True)
     order = draw.permutation(len(group))
@@ -146,15 +147,19 @@ def pool_tables(population: Mapping[ClientId, ClientTables]) -> dict[ClientId, C
 
 
 def _stack(tables: Sequence[Table]) -> Table:
-    columns = {name: _concatenate([t.columns[name] for t in tables]) for name in tables[0].columns}
+    columns: dict[str, Column] = {}
+    for name in tables[0].columns:
+        columns[name] = _concatenate([t.columns[name] for t in tables])
     return Table(columns, sum(map(len, tables)))
 
 
 def _concatenate(columns: Sequence[Column]) -> Column:
     kind: Kind = next((c.kind for c in columns if c.kind != "empty"), "empty")
-    # An empty column has numbers (NaN), which become missing categories beside a column of text.
-    values = [c.values if kind != "category" else np.array(c.labels(), object) for c in columns]
-    return Column(kind, np.concatenate(values))
+    if kind == "category":
+        # A client without any value has an empty column of NaN, whose labels are those of missing categories.
+        labels = [np.array(c.labels(), object) for c in columns]
+        return Column(kind, np.concatenate(labels))
+    return Column(kind, np.concatenate([c.values for c in columns]))
 
 
 @dataclass(frozen=True)
@@ -312,7 +317,10 @@ def find_column(setting: str, table: Table, name: str, place: Path, needed: str)
 
 
 def _first(names: Collection[str]) -> str:
-    return ", ".join(list(names)[:20]) + (", ..." if len(names) > 20 else "")
+    shown = list(names)[:20]
+    if len(names) > 20:
+        shown.append("...")
+    return ", ".join(shown)
 
 
 def row_owners(config: Any, table: Table) -> list[ClientId]:

@@ -69,6 +69,7 @@ def parse_csv(path: Path, content: bytes, kinds: Mapping[str, str], ignore: Coll
     names: list[str] = []
     cells: list[list[str]] = []
     for line, row in rows:
+        # A blank line is skipped; a row of several empty cells is kept, as all its values are missing.
         if not any(cell.strip() for cell in row) and (len(row) < 2 or not names):
             continue
         if not names:
@@ -151,10 +152,11 @@ def detect_delimiter(text: str, path: Path) -> str:
     widest = 1
     for delimiter in DELIMITERS:
         head = [row for _, row in islice(read_rows(text[: 1 << 20], path, delimiter), SNIFFED) if row]
-        whole = head[:-1] if len(head) > 2 and len(text) > 1 << 20 else head  # the last may be incomplete
-        if whole and len({len(row) for row in whole}) == 1 and len(whole[0]) > widest:
+        if len(head) > 2 and len(text) > 1 << 20:
+            head.pop()  # it may be incomplete
+        if head and len({len(row) for row in head}) == 1 and len(head[0]) > widest:
             best = delimiter
-            widest = len(whole[0])
+            widest = len(head[0])
     if widest == 1:  # rows of unequal length: reading them reports which one is wrong
         best = max(DELIMITERS, key=text.lstrip().partition("\n")[0].count)
     return best
@@ -221,9 +223,12 @@ def check_table(path: Path | str | None) -> list[str]:
     findings = [f"{path}: {len(table):,} rows, {len(table.columns)} columns"]
     for name, column in table.columns.items():
         missing = int(column.missing.sum())
-        gaps = f", {missing:,} missing" if missing else ""
-        note = " (an identifier by its name, so no feature)" if IDENTIFIER.fullmatch(name) else ""
-        findings.append(f"{name}: {describe_column(column)}{gaps}{note}")
+        line = f"{name}: {describe_column(column)}"
+        if missing:
+            line += f", {missing:,} missing"
+        if IDENTIFIER.fullmatch(name):
+            line += " (an identifier by its name, so no feature)"
+        findings.append(line)
     return findings
 
 

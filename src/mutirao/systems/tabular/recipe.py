@@ -86,7 +86,9 @@ def task(config: Config) -> Task:
     check_validation_share(config, "test", bool(privacy_guarantee(config)) and not source.has_all_rows)
     trainers = TableTrainers(config, config.model, config.hidden, config.layers)
     client = TableClient(trainers, source.target, source.task, config.least, own)
-    population: Mapping[str, Any] = pool_tables(source.population) if config.centralised else source.population
+    population: Mapping[str, Any] = source.population
+    if config.centralised:
+        population = pool_tables(population)
 
     def initial() -> Arrays:
         return trainers(client.own_schema()).initial(config.seed) if own else {}
@@ -142,6 +144,7 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         evaluate = partial(evaluate_rows, trainer, test)
         task = replace(task, evaluate=evaluate if isinstance(personal, OneModel) else as_global(evaluate))
     has_common_model = isinstance(personal, OneModel) and not has_groups(config)
+    # The server has no rows in a deployment; the sites' own metrics are averaged instead, weighted by rows.
     sites_evaluate = task.evaluate is None and config.test and not is_private and has_common_model
     for done in federate(fleet, config, task, run):
         if sites_evaluate and (run.round % config.evaluate_every == 0 or run.round == config.rounds):

@@ -50,6 +50,7 @@ class Feature:
             place = {name: k for k, name in enumerate(self.categories)}
             names = column.labels() if column.kind != "empty" else [""] * len(out)
             at = np.array([place.get(name, -1) for name in names], np.intp)
+            # A category outside the schema has no input of its own.
             out[np.flatnonzero(at >= 0), at[at >= 0]] = 1.0
         elif column.kind != "empty":
             with np.errstate(over="ignore"):  # Schema.encode refuses infinite inputs
@@ -138,7 +139,10 @@ def column_differences(agreed: Mapping[str, str], here: Mapping[str, str]) -> st
 
 def quote_names(names: Sequence[str]) -> str:
     """Up to eight of these names, quoted."""
-    return ", ".join(repr(name[:40]) for name in names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    text = ", ".join(repr(name[:40]) for name in names[:8])
+    if len(names) > 8:
+        text += f" and {len(names) - 8} more"
+    return text
 
 
 @lru_cache(maxsize=8)
@@ -146,6 +150,7 @@ def parse_schema(content: bytes) -> Schema:
     """Parse a schema from untrusted bytes; ValueError says what is wrong."""
     if len(content) > MOST_BYTES:
         raise ValueError("the schema is too large")
+    # The bytes may come from anyone: every field is checked before it is used.
     try:
         table = json.loads(content)
         features = tuple(

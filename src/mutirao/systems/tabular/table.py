@@ -113,8 +113,9 @@ def as_column(where: str, cells: Sequence[str], forced: str = "", comma: bool = 
                 raise ConfigError(f"{where} contains an infinite number; leave the cell empty, or remove the column")
             return Column(kind, values)  # type: ignore[arg-type]
     logical = {t.casefold() for t in known} <= {"true", "false"}  # some programs write True, others TRUE
-    tidy = [t.lower() if logical else t for t in texts]
-    return Column("category", np.array(["" if t.casefold() in MISSING else t for t in tidy], object))
+    if logical:
+        texts = [t.lower() for t in texts]
+    return Column("category", np.array(["" if t.casefold() in MISSING else t for t in texts], object))
 
 
 def parse_numbers(texts: Sequence[str], comma: bool) -> Floats | str:

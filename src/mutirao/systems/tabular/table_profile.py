@@ -46,6 +46,7 @@ def profile_table(table: Table, target: Column, task: Task, least: int) -> bytes
         columns[name] = {"kind": column.kind, **profile_column(column, least)}
     about: dict[str, Any] = {"kind": target.kind}
     if task == "classification":
+        # All classes, however rare: the model needs an output for each.
         about["classes"] = sorted(name for name in set(target.labels()) if name and is_name(name))
     else:
         about |= profile_column(target, least)
@@ -57,6 +58,7 @@ def profile_column(column: Column, least: int) -> dict[str, Any]:
     gone = column.missing
     profile: dict[str, Any] = {"count": int((~gone).sum()), "missing": int(gone.sum())}
     if column.kind == "category":
+        # A rare category could identify a person, so only names that occur `least` times leave the client.
         counts = Counter(column.labels())
         profile["categories"] = sorted(name for name, n in counts.items() if name and n >= least and is_name(name))
     elif column.kind in ("number", "date") and profile["count"] >= least:
@@ -118,6 +120,7 @@ def schema_from_profiles(target: str, task: Task, replies: Mapping[ClientId, Rep
         raise ConfigError(f"no client sent a profile that can be read; {faults[0]}")
     kinds_of_clients = [column_kinds(profile) for profile in profiles]
     kinds = most_common_kinds(kinds_of_clients)
+    # Clients with other columns refuse the schema later, by name; here they only must not shape it.
     used = [p for p, own in zip(profiles, kinds_of_clients, strict=True) if not column_differences(kinds, own)]
     features: list[Feature] = []
     unused: list[tuple[str, Kind]] = []
@@ -167,6 +170,7 @@ def combine_column(name: str, kind: Kind, profiles: Sequence[Mapping[str, Any]])
         if not categories or (len(categories) == 1 and not missing):
             return None
         return Feature(name, kind, categories=tuple(categories), missing=missing)
+    # Bounded, so that no single client can shift the scale of all.
     moments = bound_moments([p["moments"] for p in profiles if "moments" in p])
     if not moments or kind == "empty":
         return None

@@ -32,6 +32,7 @@ def sample_rankings(scores: Floats, sizes: Ints, draws: Floats, shown: int) -> t
     """
     begins = np.cumsum(sizes) - sizes
     owner = np.repeat(np.arange(len(sizes)), sizes)
+    # The Gumbel-max trick: sorting f + g samples without replacement, in one pass over all lists.
     gumbel = -np.log(-np.log(np.clip(draws, 1e-300, 1 - 1e-16)))
     order = np.lexsort((-(scores + gumbel), owner))
     places = np.arange(shown)

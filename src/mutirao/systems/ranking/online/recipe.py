@@ -76,8 +76,10 @@ def task(config: Config) -> Task:
     lists = next(iter(users.values())).lists
     ranker = make_ranker(test_set.features, config.hidden)
     together = how_many(config.per_round, config.clients if config.centralised else len(users))
-    # The pooled user has as many interactions a round as all selected users have together.
-    interactions = config.interactions * (together if config.centralised else 1)
+    interactions = config.interactions
+    if config.centralised:
+        # The pooled user has as many interactions a round as all selected users would have together.
+        interactions *= together
     privacy = build_privacy(config)
     shares = privacy if isinstance(privacy, Shares) else None
     handler = SearchHandler(ranker, config.lr, interactions, config.shown, schedule_of(config), together, shares)
@@ -142,10 +144,13 @@ def load_users(config: Any) -> tuple[dict[ClientId, User], RankingData]:
     split = build("partition", config.partition)
     draw = rng(config.seed, 0, "partition")
     parts = partition_documents(split, train.grades, train.queries, config.clients, draw, train.x)
-    lists, owned = QueryLists.of(train, [np.arange(len(train))] if config.centralised else parts, config.shown)
-    highest = max(1, int(train.grades.max()), int(test_set.grades.max()))
     digits = len(str(config.clients - 1))
-    names = ["pooled"] if config.centralised else [f"u{i:0{digits}}" for i in range(config.clients)]
+    names = [f"u{i:0{digits}}" for i in range(config.clients)]
+    if config.centralised:
+        parts = [np.arange(len(train))]
+        names = ["pooled"]
+    lists, owned = QueryLists.of(train, parts, config.shown)
+    highest = max(1, int(train.grades.max()), int(test_set.grades.max()))
     users: dict[ClientId, User] = {}
     for name, queries in zip(names, owned, strict=True):
         users[name] = User(lists, queries, click_model(config, name, highest))
@@ -173,7 +178,7 @@ def load_log(config: Any, path: Path) -> tuple[dict[ClientId, User], RankingData
 
 
 def apply_query_scale(config: Any, data: RankingData) -> RankingData:
-    """The data with the features that `scale` asks for."""
+    """The data with features scaled as the setting `scale` says."""
     return normalize_per_query(data) if config.scale == "query" else data
 
 

@@ -39,6 +39,7 @@ class QueryLists:
 
     @classmethod
     def _of(cls, data: RankingData, parts: Sequence[Indices], shown: int) -> tuple["QueryLists", list[Ints]]:
+        # Sorted by user and then by query, so that each list is a slice of one array.
         rows = [part[np.argsort(data.queries[part], kind="stable")] for part in parts]
         order = np.concatenate(rows)
         owner = np.repeat(np.arange(len(rows)), [len(part) for part in rows])
