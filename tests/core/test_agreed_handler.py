@@ -55,7 +55,7 @@ def test_whoever_agrees_tells_its_versions_and_counts_unless_its_training_is_pri
     assert (reply.arrays, reply.metrics, reply.n) == ({}, {}, 1)
     assert json.loads(bytes_from_extra("counts", reply.extras)) == {"a": 3, "b": 2}
     assert "python" in json.loads(bytes_from_extra("versions", reply.extras))
-    assert list(ask("agree", told, AgreedHandler(seen, {"body": "b1"}, tells=False)).extras) == ["versions"]
+    assert list(ask("agree", told, AgreedHandler(seen, {"body": "b1"}, reports_counts=False)).extras) == ["versions"]
 
 
 def test_what_came_with_a_request_is_known_by_its_own_digest_and_never_by_what_the_request_says_of_it() -> None:

@@ -80,7 +80,7 @@ def test_clients_agree_on_what_comes_of_their_profiles_and_it_goes_with_every_re
 def test_too_many_who_differ_end_the_run() -> None:
     with pytest.raises(ConfigError, match=r"2 of 3 clients do not agree on words.*bia: refused: agreed\.words"):
         agreement(lists({"ana": "a", "bia": "y", "caio": "z"}), b"a").begin()
-    with pytest.raises(ConfigError, match=r"no client told its profile.*; ana: raised: ValueError: lost"):
+    with pytest.raises(ConfigError, match=r"no client sent its profile.*; ana: raised: ValueError: lost"):
         agree_on(lists({"ana": ValueError("lost")}), "words", {}, first_three)
 
 

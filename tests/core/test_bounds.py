@@ -234,7 +234,7 @@ def test_metrics_that_a_client_makes_up_reach_neither_roster_nor_tables(
     assert "late" in table.columns
     assert len(table.columns) < 20 < MOST_COLUMNS
     assert "liar reports metrics that the task does not have, ignored: x1_0, x1_1, x1_10 and 57 more" in caplog.text
-    assert caplog.text.count("round 3: liar tells") == 1
+    assert caplog.text.count("round 3: liar reports") == 1
     assert all({"loss", "accuracy"} <= row.keys() for done in made for row in done.clients)
 
 

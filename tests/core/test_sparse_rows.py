@@ -117,6 +117,6 @@ def test_slices_that_lie_below_each_other_are_not_copied() -> None:
         [table[:, :2], table[:, :2]],
         [fixed[:4], fixed[4:]],
     ):
-        table = concatenate_rows(others)
-        assert not np.shares_memory(table, table)
-        np.testing.assert_array_equal(table, np.concatenate(others))
+        joined = concatenate_rows(others)
+        assert not np.shares_memory(joined, table)
+        np.testing.assert_array_equal(joined, np.concatenate(others))

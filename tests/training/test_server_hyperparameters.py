@@ -107,8 +107,8 @@ def test_a_key_that_nobody_knows_is_refused_by_name(do: str) -> None:
     for answer in trainer.many({"c0": request}, SITES).values():
         assert isinstance(answer, Failure)
         assert str(answer) == (
-            "refused: told.learning_rate: nothing here is set by that; "
-            "what can be told is batch_size, correct, counted, epochs, lr, mu"
+            "refused: told.learning_rate: not a hyperparameter of this client; "
+            "supported: batch_size, correct, counted, epochs, lr, mu"
         )
 
 
@@ -124,7 +124,7 @@ def test_a_user_of_the_recommender_refuses_a_rate_that_it_would_ignore() -> None
     request = Request("train", method.initial(0), {"seed": 0, "round": 1, "lr": 0.1})
     answer = method.many({"ana": request}, {"ana": site})["ana"]
     assert isinstance(answer, Failure)
-    assert answer.reason == "told.lr: nothing here is set by that; what can be told is mu"
+    assert answer.reason == "told.lr: not a hyperparameter of this client; supported: mu"
 
 
 def fleet(trainer: Trainer) -> LocalFleet:
@@ -146,7 +146,7 @@ def test_a_run_may_tell_the_same_in_every_round_or_a_function_of_it() -> None:
 
 
 def test_a_run_that_tells_what_nobody_knows_says_so() -> None:
-    with pytest.raises(TooFewReplies, match=r"told\.rate: nothing here is set by that"):
+    with pytest.raises(TooFewReplies, match=r"told\.rate: not a hyperparameter of this client"):
         trained({"rate": 0.1})
-    with pytest.raises(ConfigError, match="config: what clients send besides is the same in every round"):
+    with pytest.raises(ConfigError, match="config: extras must be the same in every round"):
         Cohort(everyone, FedAvg(), config=lambda round: {"extras": "entropy"}).request(Run({}), "train")

@@ -185,7 +185,7 @@ def test_private_training_moves_and_sends_the_same_names() -> None:
     assert digest(reply.arrays) != digest(start)
     with pytest.raises(Refused, match=r"^agreed\.frozen: "):
         Trainer(lambda: model(8)).private_training(privacy)(request, Site("ana", SITES["c0"].data))
-    with pytest.raises(Refused, match=r"^told\.epochs: nothing here is set by that; what can be told is lr, mu"):
+    with pytest.raises(Refused, match=r"^told\.epochs: not a hyperparameter of this client; supported: lr, mu"):
         trainer.private_training(privacy)(replace(request, config={"epochs": 2}), Site("ana", SITES["c0"].data))
 
 

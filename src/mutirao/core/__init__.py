@@ -1,1 +1,1 @@
-"""One round and what it is made of, in NumPy alone: start with `rounds`."""
+"""One round and its parts, with NumPy alone: start with `rounds`."""

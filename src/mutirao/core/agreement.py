@@ -1,15 +1,16 @@
-"""What all parties must have in common, by digest: told with every request, and compared by each with its own.
+"""What all parties must have in common, compared by digest before the first round and with every request.
 
-A handler says it with `agreed()`, such as `{"frozen": digest}`: weights that do not travel, preprocessing, columns; a
-client's data say it in the same way, such as their class list. The server's own handler says what is asked for.
+A handler lists its digests in `agreed()`, such as `{"frozen": digest}`: frozen weights that are not sent,
+preprocessing, columns. A client's data may do the same, such as for a class list. The server's own handler gives the
+reference.
 
-Before the first round every client that is another party is asked to `agree`: it looks at what it has, and answers with
-no more than that it is the same, or refuses (`core/agreed_handler.py`). Whoever differs, or may not answer, takes no
-part, by name and with the reason. Whoever was away, or has come back as another node, is asked again before it is asked
-for anything else. The digests go with every request all the same, and a site looks at its own each time.
+Before the first round every remote client is asked to `agree`: it compares the digests with its own, and answers only
+that they are the same, or refuses (`core/agreed_handler.py`). A client that differs, or may not answer, takes no part;
+it is named with the reason. A client that was away, or has come back as another node, is asked again before it gets any
+other request. The digests are sent with every request all the same, and a site compares them each time.
 
-What is not known beforehand is found before that (`agree_on`): clients answer `profile`, the server joins the answers,
-and what came of it goes with every request, beside its digest. So a site keeps nothing, and one that comes late or has
+What is not known in advance is found first (`agree_on`): clients answer `profile`, the server combines the answers, and
+the result is sent with every request, beside its digest. So a site stores nothing, and a client that joins late or has
 lost its state needs no second agreement.
 """
 
@@ -32,23 +33,23 @@ from mutirao.errors import ConfigError, Refused, TooFewClients
 
 log = logging.getLogger("mutirao")
 
-AGREED = "agreed."  # how the names of such settings begin in a request
+AGREED = "agreed."  # prefix of digests in the config of a request
 PROFILE, AGREE = "profile", "agree"
-COUNTS, VERSIONS = "counts", "versions"  # what a client may tell when it agrees: samples by class, packages
+COUNTS, VERSIONS = "counts", "versions"  # what a client may report when it agrees: samples by class, packages
 AWAY = {"late", "gone"}  # failures of clients that may come back
-PAUSED = "paused"  # the rule by which a site refuses everything for a while
-SHOWN = 5  # of those who differ, in an error
-MANY = 10**12  # samples of a class that nobody has
+PAUSED = "paused"  # the rule by which a site refuses all requests for a while
+SHOWN = 5  # clients that are named in an error
+MOST_COUNTED = 10**12  # of a class: larger counts are not plausible
 HINTS = {
-    "data": "; one set is dealt to all here: a site with data of its own needs cytology, images, ranking or tabular",
+    "data": "; this recipe divides one data set: a site with its own data needs cytology, images, ranking or tabular",
     "body": "; are weights and their package the same?",
-    "classes": "; are the class folders, or labels, called the same?",
+    "classes": "; do the class folders, or labels, have the same names?",
 }
-Join = Callable[[Mapping[ClientId, Reply]], bytes]  # what all agree on, from what each told; the order must not matter
+Combine = Callable[[Mapping[ClientId, Reply]], bytes]  # the common content from all profiles, in any order
 
 
 def agreement_config(agreed: Mapping[str, str]) -> dict[str, Scalar]:
-    """What a request says of it.
+    """The digests as settings of a request.
 
     >>> agreement_config({"frozen": "a1b2"})
     {'agreed.frozen': 'a1b2'}
@@ -57,9 +58,9 @@ def agreement_config(agreed: Mapping[str, str]) -> dict[str, Scalar]:
 
 
 def check_agreed(config: Mapping[str, Scalar], own: Mapping[str, str], must: Collection[str] = ()) -> None:
-    """Refused, with its name, if the request speaks of something that this site has not, or has another of.
+    """Refuse a request with a digest that this site does not have, or has another of.
 
-    Of what `must` be agreed on it has to speak.
+    The request has to name all that `must` be agreed on.
     """
     for key, asked in config.items():
         name = key.removeprefix(AGREED)
@@ -72,29 +73,29 @@ def check_agreed(config: Mapping[str, Scalar], own: Mapping[str, str], must: Col
 
 
 def agreed_of(data: Any) -> dict[str, str]:
-    """What a client's data say of themselves, by digest: a class list, if they have one."""
-    said = getattr(data, "agreed", None)
-    return dict(said()) if callable(said) else {}
+    """The digests of a client's data, such as of its class list, if it has any."""
+    own = getattr(data, "agreed", None)
+    return dict(own()) if callable(own) else {}
 
 
 def digest_of(content: bytes) -> str:
-    """sha256 of what was agreed on."""
+    """The sha256 digest of some content."""
     return hashlib.sha256(content).hexdigest()
 
 
 def bytes_to_extra(name: str, content: bytes) -> Arrays:
-    """Bytes as they go along with a request or a reply."""
+    """Bytes as an extra of a request or a reply."""
     return {name: np.frombuffer(content, np.uint8)}
 
 
 def bytes_from_extra(name: str, extras: Arrays) -> bytes:
-    """The bytes of that name; empty if there are none."""
+    """The bytes of the extra of that name; empty if there is none."""
     found = extras.get(name)
     return found.tobytes() if found is not None and found.dtype == np.uint8 else b""
 
 
 def json_from_extra(name: str, extras: Arrays) -> dict[str, Any]:
-    """The table that a client tells as JSON; empty if there is none that can be read."""
+    """The table that a client sent as JSON; empty if there is none that can be read."""
     try:
         found = json.loads(bytes_from_extra(name, extras)[:100_000] or b"{}")
     except (ValueError, RecursionError):
@@ -103,38 +104,42 @@ def json_from_extra(name: str, extras: Arrays) -> dict[str, Any]:
 
 
 class AgreementFleet(Wrapper):
-    """A fleet of those who agree: whoever is new to it is asked first, and every request carries what is agreed on.
+    """A fleet of the clients that agree: each new client is asked first, and every request carries the digests.
 
-    `told` are digests by name, `extras` what goes along besides. With `asks` False nobody is asked: clients of this
-    very process have what the server has, and refuse by themselves what they have otherwise. `spent` are the bytes,
-    down and up, that it took to find what is agreed on: they go into the record of the next round.
+    `digests`: what is agreed on, by name.
+    `extras`: content that is sent with every request.
+    `config`: settings of the request to agree.
+    `ask_clients`: False for clients in the server's process, which have what the server has.
+    `spent`: bytes down and up that it took to find the common content; they go into the record of the next round.
     """
 
     def __init__(
         self,
         fleet: Fleet,
-        told: Mapping[str, str],
+        digests: Mapping[str, str],
         extras: Arrays | None = None,
         config: Mapping[str, Scalar] | None = None,
         ask_clients: bool = True,
         spent: tuple[int, int] = (0, 0),
     ) -> None:
         super().__init__(fleet)
-        self.names, self.told, self.extras = sorted(told), agreement_config(told), dict(extras or {})
+        self.names = sorted(digests)
+        self.digests = agreement_config(digests)
+        self.extras = dict(extras or {})
         self.config = dict(config or {})
         self.ask_clients = ask_clients
         self.spent = spent
-        self.asked: dict[ClientId, str] = {}  # who was asked since it came, and the key that it had
-        self.refused: dict[ClientId, Failure] = {}  # who takes no part until it comes anew
-        self.silent: set[ClientId] = set()  # who was away when asked, and is asked again after the round
+        self.asked: dict[ClientId, str] = {}  # clients asked since they connected, with their keys
+        self.refused: dict[ClientId, Failure] = {}  # clients that take no part until they connect again
+        self.silent: set[ClientId] = set()  # clients that were away, and are asked again after the round
         self._unrecorded: dict[ClientId, Failure] = {}
-        self._versions: dict[ClientId, dict[str, str]] = {}  # told since the last round
+        self._versions: dict[ClientId, dict[str, str]] = {}  # reported since the last round
         self._here: list[ClientId] | None = None
         self._keys: dict[ClientId, str] = {}
         self._left: list[ClientId] = []
 
     def clients(self) -> list[ClientId]:
-        """Who is there and agrees; the same list while nothing changed."""
+        """The clients that are present and agree; the same list while nothing has changed."""
         here = self.fleet.clients()
         if not self.ask_clients:
             return here
@@ -146,11 +151,12 @@ class AgreementFleet(Wrapper):
                 self._agree(new, keys)
             left = [c for c in here if c not in self.refused and c not in self.silent]
             self._left = self._left if left == self._left else left
-            self._here, self._keys = here, keys
+            self._here = here
+            self._keys = keys
         return self._left
 
     def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
-        """Send each request with what is agreed on; whoever refuses it for that takes no part from now on."""
+        """Send each request with the digests; a client that refuses them takes no part from now on."""
         open_to = {c: r for c, r in requests.items() if c not in self.refused}
         answers = self._send(open_to)
         if not self.ask_clients:
@@ -166,7 +172,7 @@ class AgreementFleet(Wrapper):
         return Answers(answers.replies, dict(sorted({**answers.failures, **known}.items())), answers.carried)
 
     def record(self, done: Round) -> None:
-        """Add a line for each client that was refused since the last round; the silent ones are asked again."""
+        """Add a row for each client that was refused since the last round; silent clients are asked again."""
         self.fleet.record(done)
         for key, count in zip(("bytes_down", "bytes_up"), self.spent, strict=True):
             done.row[key] = done.row.get(key, 0) + count
@@ -184,9 +190,10 @@ class AgreementFleet(Wrapper):
             self._forget(client)
 
     def begin(self) -> list[ClientId]:
-        """Agree with all who are here; who takes no part. ConfigError if most differ, TooFewClients if none is left.
+        """Agree with all present clients; return those that take no part.
 
-        One cannot stop the others. One whose policy does not allow the question says nothing of who is right.
+        ConfigError if most clients differ, so that one alone cannot stop the others; TooFewClients if none is left. A
+        client whose policy does not allow the question counts as neither.
         """
         left = self.clients()
         differ = {c: why for c, why in self.refused.items() if why.kind != "refused" or is_disagreement(why)}
@@ -199,7 +206,7 @@ class AgreementFleet(Wrapper):
         return sorted({*self.refused, *self.silent})
 
     def _agree(self, new: list[ClientId], keys: Mapping[ClientId, str]) -> None:
-        """Ask those who are new; those who may not answer, or differ, are named and left out."""
+        """Ask new clients; those that may not answer, or differ, are logged and left out."""
         self.refused = {c: why for c, why in self.refused.items() if c in self.asked}
         self.silent &= self.asked.keys()
         request = Request(AGREE, {}, self.config)
@@ -207,8 +214,8 @@ class AgreementFleet(Wrapper):
         self.asked |= {c: keys.get(c, "") for c in new}
         for client, reply in answers.replies.items():
             log_client_report(client, reply.extras)
-            if told := versions_in(reply.extras):
-                self._versions[client] = told
+            if reported := versions_in(reply.extras):
+                self._versions[client] = reported
         for client, why in answers.failures.items():
             if is_away(why):
                 self.silent.add(client)
@@ -227,53 +234,57 @@ class AgreementFleet(Wrapper):
         self._here = None
 
     def _send(self, requests: Mapping[ClientId, Request]) -> Answers:
-        made: dict[int, Request] = {}  # clients that share one request still do
+        made: dict[int, Request] = {}  # clients that share one request still share it, so that it is packed once
         for request in requests.values():
             if id(request) not in made:
-                config, extras = {**request.config, **self.told}, {**request.extras, **self.extras}
+                config = {**request.config, **self.digests}
+                extras = {**request.extras, **self.extras}
                 made[id(request)] = replace(request, config=config, extras=extras)
         asked = {c: made[id(r)] for c, r in requests.items()}
         return self.fleet.ask(asked) if asked or self.fleet.awaited() else Answers({}, {})
 
 
 def is_disagreement(why: Failure) -> bool:
-    """Whether a client refuses because it has something else than what is agreed on."""
+    """Whether a client refuses because it differs in what is agreed on."""
     return why.kind == "refused" and why.reason.startswith(AGREED)
 
 
 def is_away(why: Failure) -> bool:
-    """Whether a client may answer later: it cannot be reached, or those who run it have paused it."""
+    """Whether a client may answer later: it cannot be reached, or its operators have paused it."""
     return why.kind in AWAY or (why.kind == "refused" and why.reason.startswith(f"{PAUSED}:"))
 
 
 def versions_in(extras: Arrays) -> dict[str, str]:
-    """The versions of those packages that matter, as a client tells them."""
-    told = json_from_extra(VERSIONS, extras)
-    return {name: str(told[name])[:40] for name in versions() if name in told}
+    """The versions of the relevant packages, as a client reports them."""
+    reported = json_from_extra(VERSIONS, extras)
+    return {name: str(reported[name])[:40] for name in versions() if name in reported}
 
 
 def log_client_report(client: ClientId, extras: Arrays) -> None:
-    """Say in the log what a client told when it agreed: counts, and other versions, for which nobody is refused."""
-    here, there = versions(), json_from_extra(VERSIONS, extras)
+    """Log what a client reported when it agreed: counts, and other versions, which are not a reason to refuse it."""
+    here = versions()
+    there = json_from_extra(VERSIONS, extras)
     other = [f"{k} {str(there[k])[:20]!r} ({v} here)" for k, v in here.items() if v and there.get(k, v) != v]
     if other:
         log.warning("%s has other versions, so that results may not repeat bit for bit: %s", client, ", ".join(other))
     counts = {
-        str(k)[:40]: v for k, v in json_from_extra(COUNTS, extras).items() if isinstance(v, int) and 0 <= v < MANY
+        str(k)[:40]: v
+        for k, v in json_from_extra(COUNTS, extras).items()
+        if isinstance(v, int) and 0 <= v < MOST_COUNTED
     }
     if counts:
         shown = ", ".join(f"{name!r} {count}" for name, count in list(counts.items())[:20])
         log.warning("%s has %d samples: %s", client, sum(counts.values()), shown)  # so that the run's log has it
 
 
-def agree_on(fleet: Fleet, name: str, config: Mapping[str, Scalar], join: Join) -> tuple[bytes, tuple[int, int]]:
-    """What comes of the clients' profiles, as it is sent to all, and how many bytes these took down and up."""
+def agree_on(fleet: Fleet, name: str, config: Mapping[str, Scalar], combine: Combine) -> tuple[bytes, tuple[int, int]]:
+    """The common content made from the clients' profiles, and how many bytes these took down and up."""
     asked = {c: Request(PROFILE, {}, config) for c in fleet.clients()}
     heard = fleet.ask(asked)
     answers = sift(heard, fault_of_extras)
     for client, why in answers.failures.items():
-        log.warning("%s told no profile: %s", client, why)
+        log.warning("%s sent no profile: %s", client, why)
     if not answers.replies:
         first = next((f"; {client}: {why}" for client, why in sorted(answers.failures.items())), "")
-        raise ConfigError(f"no client told its profile, so that there is no {name}{first}")
-    return join(answers.replies), traffic(asked, heard)
+        raise ConfigError(f"no client sent its profile, so there is no {name}{first}")
+    return combine(answers.replies), traffic(asked, heard)

@@ -1,4 +1,4 @@
-"""A model is a dict of named NumPy arrays; the few verbs on such dicts keep types and ignore order."""
+"""A model is a dict of named NumPy arrays; these functions on such dicts keep dtypes and ignore their order."""
 
 import hashlib
 import math
@@ -10,20 +10,20 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
-"""A model by the names of its arrays: what travels, is averaged and is saved.
+"""A model: its arrays by name, as they are sent, averaged and saved.
 
 >>> model: Arrays = {"0.weight": np.zeros((2, 3), np.float32), "0.bias": np.zeros(2, np.float32)}
 >>> nbytes(model)
 32
 """
 
-NUMBERS = "biufc"  # the kinds of NumPy types that may travel: no objects, no text, no structures
-JOINT = 50  # times the model: what replies are cut from may be so long to be looked at as a whole
+NUMBERS = "biufc"  # the kinds of NumPy dtypes that may be sent: no objects, no text, no structures
+JOINT = 50  # times the model: the largest array that replies are views of and that is still checked as one
 SMALL = 10_000  # numbers; BLAS works on longer arrays with several threads
 
 
 def cast_to(values: Array, dtype: npt.DTypeLike) -> Array:
-    """Bring float64 `values` back to `dtype`; integers are rounded to the nearest, halves to even."""
+    """Cast float64 `values` to `dtype`; integers are rounded to the nearest, halves to even."""
     kind = np.dtype(dtype)
     if kind.kind in "iu":
         low, high = float(np.iinfo(kind).min), float(np.iinfo(kind).max)
@@ -32,7 +32,7 @@ def cast_to(values: Array, dtype: npt.DTypeLike) -> Array:
         values = np.clip(np.rint(values), low, high)
     elif kind.kind == "b":
         values = values >= 0.5
-    with np.errstate(over="ignore"):  # a value too large for its type becomes inf, which the round names
+    with np.errstate(over="ignore"):  # a value too large for its type becomes inf, which the round reports
         return np.asarray(values, dtype=kind)
 
 
@@ -60,7 +60,7 @@ def blend(values: Sequence[Array], shares: Sequence[float]) -> npt.NDArray[np.fl
 
 
 def average_arrays(values: Sequence[Array], shares: Sequence[float]) -> Array:
-    """The blend in the type of the values; integers all agree on stay as they are, however large."""
+    """The blend in the dtype of the values; integers that are equal in all stay unchanged, however large."""
     first = values[0]
     if first.dtype.kind in "iub" and all(np.array_equal(first, v) for v in values[1:]):
         return np.array(first)  # float64 would spoil ids and hashes above 2**53
@@ -68,9 +68,12 @@ def average_arrays(values: Sequence[Array], shares: Sequence[float]) -> Array:
 
 
 def each(f: Callable[..., Array], first: Arrays, *others: Arrays) -> Arrays:
-    """Apply `f` name by name in float64 and bring the result back to the type of `first`."""
-    wide = [{k: v.astype(np.float64) for k, v in a.items()} for a in (first, *others)]
-    return {k: cast_to(f(*(a[k] for a in wide)), first[k].dtype) for k in first}
+    """Apply `f` name by name in float64, and cast the results to the dtypes of `first`."""
+    result = {}
+    for name, x in first.items():
+        wide = [a[name].astype(np.float64) for a in (first, *others)]
+        result[name] = cast_to(f(*wide), x.dtype)
+    return result
 
 
 def mix(a: Arrays, b: Arrays, share: float) -> Arrays:
@@ -87,7 +90,10 @@ def flat(arrays: Arrays) -> npt.NDArray[np.float64]:
 
 def part_of(arrays: Arrays, group: str) -> Arrays:
     """The arrays of one group, by their own names; without a group, all of them."""
-    return {k.removeprefix(group + "/"): v for k, v in arrays.items() if k.startswith(group + "/")} if group else arrays
+    if not group:
+        return arrays
+    prefix = group + "/"
+    return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
 
 
 def as_part(arrays: Arrays, group: str) -> Arrays:
@@ -97,19 +103,19 @@ def as_part(arrays: Arrays, group: str) -> Arrays:
 
 def is_finite(arrays: Arrays) -> bool:
     """Whether no array holds a NaN or an infinity."""
-    return all(map(_finite, arrays.values()))  # there are hundreds of calls a round: a generator would tell
+    return all(map(_finite, arrays.values()))  # hundreds of calls a round: a generator would be slower
 
 
 def _finite(v: Array) -> bool:
     if v.dtype.kind not in "fc":
         return True
     if v.size <= SMALL and v.dtype.char in "fd" and math.isfinite(np.vdot(v, v)):
-        return True  # a finite sum of squares tells it at once
+        return True  # no NaN or infinity if the sum of squares is finite
     return bool(np.count_nonzero(np.isfinite(v)) == v.size)  # quicker than all()
 
 
 def square(arrays: Arrays) -> float:
-    """The sum of squares of all numbers of floating point; not finite if one is not, or if it is too large."""
+    """The sum of squares of all floating-point numbers; not finite if one is not, or if it overflows."""
     return squares([arrays])[0]
 
 
@@ -131,16 +137,17 @@ def squares(models: Iterable[Arrays]) -> list[float]:
 
 
 def joint_square(current: Arrays, models: Collection[Arrays]) -> float:
-    """No model's `square` is above this one: that of the arrays they are all cut from, name by name.
+    """An upper bound of each model's `square`: that of the arrays of which they are all views, name by name.
 
-    Models that were made together mostly are so cut, and one look at the whole tells that nothing is wrong with any.
-    It is infinite, which says nothing, where one is not, and where there is more than the pieces or than is worth it.
+    Models that were trained together mostly are such views, and one sum then shows that all are valid. The bound is
+    infinite, which says nothing, if a model is not a view, or if the array has other contents or is too large.
     """
     total = 0.0
     for name, mine in current.items():
         if mine.dtype.kind not in "fc":
             continue
-        base, size = next((arrays[name].base for arrays in models), None), 0
+        base = next((arrays[name].base for arrays in models), None)
+        size = 0
         if not isinstance(base, np.ndarray) or base.dtype.char not in "fd" or base.size > JOINT * mine.size:
             return math.inf
         for arrays in models:
@@ -155,7 +162,7 @@ def joint_square(current: Arrays, models: Collection[Arrays]) -> float:
 
 
 def nbytes(arrays: Arrays) -> int:
-    """How many bytes the numbers take on the wire."""
+    """The size of all arrays in bytes."""
     total = 0
     for v in arrays.values():
         total += v.nbytes
@@ -174,5 +181,5 @@ def digest(arrays: Arrays) -> str:
         value = np.asarray(arrays[name], order="C")
         little = value.astype(value.dtype.newbyteorder("<"), copy=False)
         sha.update(f"{name}\x1f{little.dtype.str}\x1f{value.shape}\x1e".encode())
-        sha.update(little.reshape(-1).view(np.uint8).data)  # the bytes as they lie there, not a copy
+        sha.update(little.reshape(-1).view(np.uint8).data)  # without a copy
     return sha.hexdigest()

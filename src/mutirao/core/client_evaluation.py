@@ -1,4 +1,4 @@
-"""How a model does at each client, not only on a common test set: the mean hides who is served badly."""
+"""Evaluation at each client, not only on a common test set: a mean hides clients with a bad model."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -10,7 +10,7 @@ from mutirao.core.rounds import Run
 from mutirao.core.validation import fault_of_extras, sift
 from mutirao.errors import ConfigError
 
-AT_ONCE = 10_000  # clients asked at a time: a million of them need no more memory than that
+AT_ONCE = 10_000  # clients asked at a time, which bounds the memory for a million of them
 NONE: Mapping[str, bool] = {}
 
 
@@ -22,10 +22,10 @@ def across_clients(
     higher_is_better: bool = True,
     also: Mapping[str, bool] = NONE,
 ) -> dict[str, float]:
-    """Ask all clients, or these, to evaluate the current model; mean, worst client and decile, percentiles.
+    """Evaluate the current model at all clients, or these: mean, worst client and decile, percentiles.
 
-    The mean is over clients, each counting the same. `also` are further metrics, and whether higher is better of each:
-    clients that tell them are summed up in the same way. Usable in any flow, every few rounds:
+    Every client counts the same. `also` are further metrics, each with whether higher is better. Usable in any flow,
+    every few rounds:
 
         for done in train(run, fleet, ...):
             if run.round % 10 == 0:
@@ -36,52 +36,54 @@ def across_clients(
     >>> from mutirao import LocalFleet, Reply
     >>> def answer(request, site):
     ...     return Reply({}, metrics={"accuracy": site.data}, n=10)
-    >>> told = across_clients(LocalFleet(answer, {"ana": 0.9, "bia": 0.5}), Run({"w": np.zeros(1)}))
-    >>> told["accuracy_mean"], told["accuracy_worst"]
+    >>> found = across_clients(LocalFleet(answer, {"ana": 0.9, "bia": 0.5}), Run({"w": np.zeros(1)}))
+    >>> found["accuracy_mean"], found["accuracy_worst"]
     (0.7, 0.5)
     """
     names = list(fleet.clients() if clients is None else clients)
     config = {"seed": run.seed, "round": run.round}
-    told: dict[str, list[float]] = {name: [] for name in (metric, *also)}
+    reported: dict[str, list[float]] = {name: [] for name in (metric, *also)}
     for start in range(0, len(names), AT_ONCE):
         requests = {c: Request("evaluate", run.arrays, config) for c in names[start : start + AT_ONCE]}
         answers = sift(fleet.ask(requests), fault_of_extras)
-        for name, values in told.items():
+        for name, values in reported.items():
             values += [float(r.metrics[name]) for r in answers.replies.values() if name in r.metrics]
-    if not any(told.values()):
-        raise ConfigError(f"none of {len(names)} clients answered with {metric!r}; does the task judge by it?")
-    ways = {**also, metric: higher_is_better}
-    return {k: v for name, values in told.items() for k, v in summarise(name, values, ways[name]).items()}
+    if not any(reported.values()):
+        raise ConfigError(f"none of {len(names)} clients answered with {metric!r}; does the task evaluate it?")
+    directions = {**also, metric: higher_is_better}
+    summary: dict[str, float] = {}
+    for name, values in reported.items():
+        summary |= summarise(name, values, directions[name])
+    return summary
 
 
 def weighted_client_metrics(
     fleet: Fleet, run: Run, metrics: Collection[str], size_cap: float = SIZE_CAP
 ) -> dict[str, float]:
-    """The current model as its clients judge it on their own test data, where the server has none.
+    """Evaluate the current model on the clients' own test data, where the server has none; the weighted means.
 
-    Means weighted by samples, of squares for `rmse`: of accuracy, losses and errors that is the figure of all test data
-    together; of AUC, F1, balanced accuracy and R2 it is a mean over clients. Nobody counts for more than `size_cap`
-    allows.
+    Weights are numbers of samples, bounded by `size_cap`; of `rmse` squares are averaged. For accuracy, losses and
+    errors this is the metric of all test data together; for AUC, F1, balanced accuracy and R2 a mean over clients.
     """
-    asked = {c: Request("evaluate", run.arrays, {"seed": run.seed, "round": run.round}) for c in fleet.clients()}
-    replies = sift(fleet.ask(asked), fault_of_extras).replies
+    requests = {c: Request("evaluate", run.arrays, {"seed": run.seed, "round": run.round}) for c in fleet.clients()}
+    replies = sift(fleet.ask(requests), fault_of_extras).replies
     sizes = {c: r.n for c, r in replies.items()}
     sizes |= cap_sizes(sizes, run.roster, size_cap)
     means = {}
     for name in metrics:
-        told = [(sizes[c], float(r.metrics[name])) for c, r in sorted(replies.items()) if name in r.metrics]
-        if told:
+        reported = [(sizes[c], float(r.metrics[name])) for c, r in sorted(replies.items()) if name in r.metrics]
+        if reported:
             power = 2 if name == "rmse" else 1
-            total = sum(n for n, _ in told)
-            means[name] = (sum(n * value**power for n, value in told) / total) ** (1 / power)
+            total = sum(n for n, _ in reported)
+            means[name] = (sum(n * value**power for n, value in reported) / total) ** (1 / power)
     return means
 
 
 def summarise(metric: str, values: Sequence[float], higher_is_better: bool = True) -> dict[str, float]:
-    """How many clients there are, their mean, the worst, the worst tenth's mean, and 10th, 50th, 90th percentile.
+    """The number of clients, their mean, the worst, the mean of the worst tenth, and the 10th, 50th, 90th percentile.
 
-    >>> told = summarise("accuracy", [0.5, 0.9])
-    >>> told["accuracy_mean"], told["accuracy_worst"], told["accuracy_p90"]
+    >>> found = summarise("accuracy", [0.5, 0.9])
+    >>> found["accuracy_mean"], found["accuracy_worst"], found["accuracy_p90"]
     (0.7, 0.5, 0.86)
     """
     if not values:

@@ -1,4 +1,4 @@
-"""What a value or a reply is known by, the same on both sides."""
+"""Digests of values and replies, the same on both sides."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ def fingerprint(value: Any) -> str:
 
 
 def reply_fingerprint(reply: Reply) -> str:
-    """What a reply is known by on both sides: sha256 over its arrays, extras, metrics and count."""
+    """sha256 over the arrays, extras, metrics and sample count of a reply."""
     metrics = {k: float(v) for k, v in reply.metrics.items()}
     parts = {"arrays": digest(reply.arrays), "extras": digest(reply.extras), "metrics": metrics, "n": int(reply.n)}
     return fingerprint(parts)

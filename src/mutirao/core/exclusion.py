@@ -1,4 +1,4 @@
-"""Clients that take no part: they are neither in the population nor among those the server sees."""
+"""Excluded clients: they are neither in the population nor visible to the server."""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ def parse_names(text: str) -> frozenset[ClientId]:
 
 
 class PopulationWithout(Mapping[ClientId, Any]):
-    """A population without some of its clients; the data of the others are made on access, as before.
+    """A population without some of its clients; the data of the others are still created on access.
 
     >>> dict(PopulationWithout({"ana": 1, "bia": 2}, ["bia"]))
     {'ana': 1}
@@ -25,8 +25,9 @@ class PopulationWithout(Mapping[ClientId, Any]):
             if name not in population:
                 raise ConfigError(f"exclude: the task has no client {name!r}{nearest(name, population)}")
         if len(population) <= len(names):
-            raise ConfigError("exclude: nobody is left")
-        self.population, self.names = population, frozenset(names)
+            raise ConfigError("exclude: no client is left")
+        self.population = population
+        self.names = frozenset(names)
 
     def __len__(self) -> int:
         return len(self.population) - len(self.names)
@@ -41,7 +42,7 @@ class PopulationWithout(Mapping[ClientId, Any]):
 
 
 class FleetWithout(Wrapper):
-    """A fleet in which some clients are never seen, whether they are connected or not.
+    """A fleet without some of its clients, whether they are connected or not.
 
     >>> from mutirao import LocalFleet, Reply
     >>> fleet = LocalFleet(lambda request, site: Reply({}, n=1), {"ana": None, "bia": None})
@@ -56,8 +57,9 @@ class FleetWithout(Wrapper):
         self._left: list[ClientId] = []
 
     def clients(self) -> list[ClientId]:
-        """Who is there now, without them; the same list while nothing changed."""
+        """The other clients that are present; the same list while nothing has changed."""
         here = self.fleet.clients()
         if here is not self._all:
-            self._all, self._left = here, [c for c in here if c not in self.names]
+            self._all = here
+            self._left = [c for c in here if c not in self.names]
         return self._left

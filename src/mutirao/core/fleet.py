@@ -1,4 +1,4 @@
-"""The seam: a fleet carries requests to clients and brings replies back; what it is made of is its own business."""
+"""The seam between server and clients: a fleet sends requests to clients and returns their replies."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
@@ -17,16 +17,16 @@ from mutirao.errors import ConfigError, Refused
 log = logging.getLogger("mutirao")
 
 FLEETING = "now."
-Where = Callable[[], Mapping[str, Scalar]]  # where an audit trail stands now
+Where = Callable[[], Mapping[str, Scalar]]  # the current head of an audit trail
 FIELDS = ("arrays", "extras", "metrics")
-ARRAY = (np.ndarray, np.generic)  # NumPy makes a scalar of an array without axes
+ARRAY = (np.ndarray, np.generic)  # NumPy turns an array without axes into a scalar
 
 
 @dataclass(frozen=True)
 class Request:
     """What a client is asked to `do`: the current model, settings (among them `seed` and `round`), and `extras`.
 
-    Extras are what a method sends down besides the model, as a reply has what comes up besides it.
+    Extras are arrays that a method sends besides the model.
 
     >>> import numpy as np
     >>> request = Request("train", {"w": np.zeros(2)}, {"seed": 0, "round": 1, "lr": 0.1})
@@ -42,7 +42,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """All that ever leaves a client; `extras` (error vectors, biases) are never averaged.
+    """All that ever leaves a client. `extras` (error vectors, biases) are never averaged.
 
     >>> import numpy as np
     >>> reply = Reply({"w": np.array([0.5, 1.0])}, metrics={"loss": 0.7}, n=120)
@@ -58,11 +58,11 @@ class Reply:
 
 @dataclass
 class Site:
-    """A client's own place: its data, and a state that outlives the request and never leaves.
+    """A client's data, and a state that is kept between requests and never leaves the client.
 
-    What stands in the state under `FLEETING` is of the round being made, and no checkpoint holds it.
+    Entries of the state whose names begin with `FLEETING` belong to the current round and are in no checkpoint.
 
-    A client may remember what must not leave it, such as how often it was asked:
+    A client may keep what must not leave it, such as the number of requests:
 
     >>> import numpy as np
     >>> def answer(request, site):
@@ -102,7 +102,7 @@ class Failure:
 class Answers:
     """Replies and typed failures, both sorted by client: every client asked is in exactly one of them.
 
-    Of a fleet that was told to `stagger` they are of whoever was heard of by now; others are still `awaited`.
+    After `stagger` they contain the answers that have arrived; the other clients are still `awaited`.
 
     >>> from mutirao import LocalFleet
     >>> fleet = LocalFleet(lambda request, site: Reply({}, n=10 // site.data), {"ana": 2, "bia": 0})
@@ -117,9 +117,9 @@ class Answers:
 
 
 class Fleet:
-    """Anything that knows its clients and can ask them; what else a fleet may do has a default here.
+    """Anything that lists its clients and can ask them.
 
-    A fleet around another one is a `Wrapper`, which loses nothing of it.
+    A fleet around another one is a `Wrapper`, which forwards everything.
 
     Two methods make a fleet; everything else has a default:
 
@@ -133,39 +133,39 @@ class Fleet:
     """
 
     def is_remote(self) -> bool:
-        """Whether clients are other parties, with code and data of their own: then they have to agree first."""
+        """Whether clients are other parties, with code and data of their own: these have to agree before they train."""
         return True
 
     def clients(self) -> list[ClientId]:
-        """Who is there now; a new list whenever that changed."""
+        """The clients that are present; a new list whenever that has changed."""
         raise NotImplementedError
 
     def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
-        """Send each client its request; return when all have answered or time is up."""
+        """Send each client its request; return when all have answered or the time is up."""
         raise NotImplementedError
 
     def stagger(self, buffer: int, at_once: int) -> None:
-        """From now on let a request to train return with `buffer` replies, at most `at_once` clients being at work.
+        """Become asynchronous: `ask` returns after `buffer` replies, with at most `at_once` clients at work.
 
-        Who has not answered by then is `awaited`, and its answer comes with that to a later request.
+        Clients that have not answered by then are `awaited`; their answers are returned by a later call.
         """
         raise ConfigError(
-            "an asynchronous method needs clients that take their time, and those of this process answer at once; "
-            "set devices=tifl, fedcs or table"
+            "an asynchronous method needs clients that answer at different times; set devices=tifl, fedcs or table "
+            "to simulate them"
         )
 
     def awaited(self) -> frozenset[ClientId]:
-        """Who was asked to train in this round or an earlier one and has not been heard of yet."""
+        """The clients that were asked to train, in this round or earlier, and have not answered yet."""
         return frozenset()
 
     def declare(self, roster: Roster) -> None:
-        """Write into the roster what is known of clients before they are asked, such as how fast they are."""
+        """Write into the roster what is known of clients in advance, such as their speed."""
 
     def record(self, done: Round) -> None:
-        """Add to the record of a round what only the fleet knows of it."""
+        """Add to the record of a round what only the fleet knows."""
 
     def keys(self) -> dict[ClientId, str]:
-        """Which key each client holds, as far as that is known: two clients must not have one."""
+        """The public key of each client, if known: two clients must not have the same."""
         return {}
 
     def snapshot(self) -> Arrays:
@@ -173,26 +173,26 @@ class Fleet:
         return {}
 
     def restore(self, states: Arrays) -> None:
-        """Bring back what `snapshot` gave."""
+        """Restore what `snapshot` returned."""
         if states:
-            log.warning("the checkpoint holds states of simulated sites; the sites of this fleet keep their own")
+            log.warning("the checkpoint has states of simulated sites, ignored: the sites of this fleet keep their own")
 
     def use_state_store(self, states: MutableMapping[ClientId, Arrays]) -> None:
-        """Keep the states of simulated sites there from now on; what holds many of them is no part of a `snapshot`."""
+        """Keep the states of simulated sites in this store; a store of many states is not part of a `snapshot`."""
 
     def trail(self, where: Where) -> None:
-        """Let `where` the server's audit trail stands go with every request, for sites that keep one of their own."""
+        """Send the head of the server's audit trail with every request, for sites that keep a trail of their own."""
 
     def heads(self) -> dict[ClientId, dict[str, Scalar]]:
-        """Where the sites' own trails stood when they last answered, of those who did since this was called."""
+        """The heads of the sites' own trails in their last answers, for sites that answered since the last call."""
         return {}
 
     def close(self) -> None:
-        """End what the fleet has started."""
+        """Stop what the fleet has started."""
 
 
 class Wrapper(Fleet):
-    """A fleet around another: all is passed on, and whoever builds on it changes what it is for.
+    """A fleet around another: everything is forwarded, and a subclass overrides what it changes.
 
     >>> from mutirao import LocalFleet
     >>> class Counting(Wrapper):
@@ -214,23 +214,23 @@ class Wrapper(Fleet):
         return self.fleet.is_remote()
 
     def clients(self) -> list[ClientId]:
-        """Who is there now."""
+        """The clients that are present."""
         return self.fleet.clients()
 
     def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
-        """Pass the requests on."""
+        """Forward the requests."""
         return self.fleet.ask(requests)
 
     def stagger(self, buffer: int, at_once: int) -> None:
-        """Pass it on."""
+        """Forward it."""
         self.fleet.stagger(buffer, at_once)
 
     def awaited(self) -> frozenset[ClientId]:
-        """Who the fleet has not heard of yet."""
+        """The clients that have not answered yet."""
         return self.fleet.awaited()
 
     def declare(self, roster: Roster) -> None:
-        """Pass on what is known of clients."""
+        """Let the fleet write into the roster."""
         self.fleet.declare(roster)
 
     def record(self, done: Round) -> None:
@@ -238,7 +238,7 @@ class Wrapper(Fleet):
         self.fleet.record(done)
 
     def keys(self) -> dict[ClientId, str]:
-        """The keys the fleet knows."""
+        """The keys of the fleet's clients."""
         return self.fleet.keys()
 
     def snapshot(self) -> Arrays:
@@ -246,29 +246,29 @@ class Wrapper(Fleet):
         return self.fleet.snapshot()
 
     def restore(self, states: Arrays) -> None:
-        """Bring them back."""
+        """Restore them."""
         self.fleet.restore(states)
 
     def use_state_store(self, states: MutableMapping[ClientId, Arrays]) -> None:
-        """Tell the fleet where to keep them."""
+        """Set the fleet's store."""
         self.fleet.use_state_store(states)
 
     def trail(self, where: Where) -> None:
-        """Pass the server's trail on."""
+        """Forward the server's trail."""
         self.fleet.trail(where)
 
     def heads(self) -> dict[ClientId, dict[str, Scalar]]:
-        """Where the sites' trails stand."""
+        """The heads of the sites' trails."""
         return self.fleet.heads()
 
     def close(self) -> None:
-        """End the fleet."""
+        """Close the fleet."""
         self.fleet.close()
 
 
 def failure_of(error: BaseException) -> Failure:
     """The failure of a client whose code raised `error`: one line, never a traceback."""
-    log.debug("a client's code raised", exc_info=error)  # the place in the code is for the client's own log
+    log.debug("a client's code raised", exc_info=error)  # the traceback is for the client's own log
     text = " ".join(str(error).split())[:200]
     if isinstance(error, Refused):
         return Failure("refused", text)
@@ -276,33 +276,34 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def fault_of_fields(reply: Reply) -> Failure | None:
-    """What is wrong with the make of a reply: a handler in the same process may put anything into its fields."""
+    """A field of a reply that has a wrong type: a handler in the same process may put anything into it."""
     fields = reply.arrays, reply.extras, reply.metrics
-    for place, held in enumerate(fields):  # for every client of every round, thrice: plain loops are quickest
-        if not isinstance(held, dict):
-            return Failure("malformed", f"{FIELDS[place]} is of type {type(held).__name__}, not a dict")
-        for name in held:
+    for i, content in enumerate(fields):  # for every client of every round, three times: plain loops are fastest
+        if not isinstance(content, dict):
+            return Failure("malformed", f"{FIELDS[i]} is of type {type(content).__name__}, not a dict")
+        for name in content:
             if type(name) is not str:
-                return Failure("malformed", f"{FIELDS[place]} has a name that is no text")
-    for held in fields[:2]:
-        for name, value in held.items():
+                return Failure("malformed", f"{FIELDS[i]} has a name that is not a string")
+    for content in fields[:2]:
+        for name, value in content.items():
             if not isinstance(value, ARRAY):
                 return Failure("dtype", f"{name[:80]!r} is of type {type(value).__name__}, not an array")
     return None
 
 
 def collect(asked: Iterable[ClientId], events: Iterable[tuple[ClientId, Reply | Failure]]) -> Answers:
-    """Sort what came in: strangers are ignored, silence is `late`, two answers of one client count as none."""
-    heard: dict[ClientId, Reply | Failure] = {}
+    """Sort the answers: unknown clients are ignored, no answer is `late`, two answers of a client count as none."""
+    outcomes: dict[ClientId, Reply | Failure] = {}
     names = set(asked)
     for client, outcome in events:
-        if client in heard:
-            heard[client] = Failure("twice", "answered more than once")
+        if client in outcomes:
+            outcomes[client] = Failure("twice", "answered more than once")
         elif client in names:
-            heard[client] = (fault_of_fields(outcome) or outcome) if isinstance(outcome, Reply) else outcome
-    for client in names - heard.keys():
-        heard[client] = Failure("late", "no answer in time")
-    ordered = sorted(heard.items())
+            wrong = fault_of_fields(outcome) if isinstance(outcome, Reply) else None
+            outcomes[client] = wrong or outcome
+    for client in names - outcomes.keys():
+        outcomes[client] = Failure("late", "no answer in time")
+    ordered = sorted(outcomes.items())
     return Answers(
         {c: r for c, r in ordered if isinstance(r, Reply)},
         {c: r for c, r in ordered if isinstance(r, Failure)},
@@ -310,18 +311,19 @@ def collect(asked: Iterable[ClientId], events: Iterable[tuple[ClientId, Reply | 
 
 
 def traffic(requests: Mapping[ClientId, Request], answers: Answers) -> tuple[int, int]:
-    """Bytes sent down and up, as the fleet counted them or as requests and replies hold them."""
+    """Bytes sent down and up, as counted by the fleet, or as the sizes of requests and replies."""
     return answers.carried or (bytes_of_requests(requests), bytes_of_replies(answers))
 
 
 def bytes_of_requests(requests: Mapping[ClientId, Request]) -> int:
-    """Bytes sent down in arrays and extras; most clients of a round get one request, which is measured once."""
+    """Bytes sent down in arrays and extras; most clients of a round share one request, which is measured once."""
     sizes: dict[int, int] = {}
     total = 0
     for request in requests.values():
         size = sizes.get(id(request))
         if size is None:
-            size = sizes[id(request)] = nbytes(request.arrays) + (nbytes(request.extras) if request.extras else 0)
+            size = nbytes(request.arrays) + nbytes(request.extras)
+            sizes[id(request)] = size
         total += size
     return total
 

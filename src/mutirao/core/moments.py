@@ -1,4 +1,4 @@
-"""Features put on one scale without pooling them: clients tell counts, sums and squared deviations, once."""
+"""Standardization of features without pooling data: clients send counts, sums and squared deviations, once."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ Floats = npt.NDArray[np.float64]
 Transform = Literal["none", "log"]
 
 ROWS_AT_ONCE = 4096
-FAR = 1000.0  # times the scale of the others: beyond, moments are believed to be wrong
+FAR = 1000.0  # times the scale of the others: moments beyond are taken for wrong
 CONSTANT = 1e-13  # a standard deviation below this share of the mean is rounding: the feature is constant
 
 
@@ -34,24 +34,24 @@ def transform_features(x: npt.ArrayLike, transform: Transform = "none") -> Float
 
 
 def measure_moments(x: npt.ArrayLike, transform: Transform = "none") -> Arrays:
-    """What a client sends once so that all can standardise alike: nothing but `count`, `sum` and `squares`.
+    """What a client sends once so that all can standardise in the same way: only `count`, `sum` and `squares`.
 
-    `squares` is the sum of (x - mean of the client)^2 by feature. It says the same as the sum of x^2 =
-    squares + sum^2 / count, and keeps the digits which that sum would lose if a mean is large.
+    `squares` is the sum of (x - mean of the client)^2 by feature. It is equivalent to the sum of x^2 =
+    squares + sum^2 / count, and keeps the digits which that sum would lose for a large mean.
 
     >>> measure_moments([[1.0, 5.0], [3.0, 5.0]])
     {'count': array(2), 'sum': array([ 4., 10.]), 'squares': array([2., 0.])}
     """
     rows = np.asarray(x)
     if rows.ndim != 2:
-        raise ConfigError(f"moments: a table with a row a sample is needed, this has shape {rows.shape}")
+        raise ConfigError(f"moments: expected a table with one row a sample, got shape {rows.shape}")
     total, missed, squares = np.zeros((3, rows.shape[1]))
     for start in range(0, len(rows), ROWS_AT_ONCE):
         total += transform_features(rows[start : start + ROWS_AT_ONCE], transform).sum(0)
     mean = total / max(1, len(rows))
     for start in range(0, len(rows), ROWS_AT_ONCE):
         apart = transform_features(rows[start : start + ROWS_AT_ONCE], transform) - mean
-        missed += apart.sum(0)  # what rounding has kept from the sum
+        missed += apart.sum(0)  # what the sum has lost by rounding
         squares += np.square(apart).sum(0)
     total += missed
     squares = np.maximum(0, squares - missed**2 / max(1, len(rows)))
@@ -75,7 +75,8 @@ def combine_moments(sent: Sequence[Arrays]) -> tuple[Floats, Floats]:
     if len({m[key].shape for m in used for key in ("sum", "squares")}) > 1:
         raise ConfigError("clients sent moments of different numbers of features")
     n = np.array([int(m["count"]) for m in used], np.float64)[:, None]
-    sums, squares = np.stack([m["sum"] for m in used]), np.stack([m["squares"] for m in used])
+    sums = np.stack([m["sum"] for m in used])
+    squares = np.stack([m["squares"] for m in used])
     if not (np.isfinite(sums).all() and np.isfinite(squares).all() and (squares >= 0).all()):
         raise ConfigError("a client sent moments that are not finite, or negative squares")
     total = float(n.sum())
@@ -84,27 +85,33 @@ def combine_moments(sent: Sequence[Arrays]) -> tuple[Floats, Floats]:
     return mean, np.where(std > CONSTANT * np.abs(mean), std, 1.0)
 
 
-def bound_moments(told: Sequence[Arrays], far: float = FAR, cap: float = SIZE_CAP) -> list[Arrays]:
-    """Moments that one client cannot bend: one far from the others counts for nothing, a huge one for as much as any.
+def bound_moments(sent: Sequence[Arrays], far: float = FAR, cap: float = SIZE_CAP) -> list[Arrays]:
+    """Moments that one client cannot distort: those far from the others are left out, and counts are bounded.
 
-    Far: a mean or deviation `far` times the scale of the others, median deviation + median |mean - median|. The count
-    is held to `cap` times the median, as that of samples is in a round. Of fewer than three nobody can say.
+    Far is a mean or deviation of `far` times the scale of the others: median deviation + median |mean - median|. A
+    count is bounded by `cap` times the median, as numbers of samples are in a round. Fewer than three clients are not
+    checked, since there is no majority.
     """
-    if len(told) < FEWEST:
-        return list(told)
-    counts = np.array([int(m["count"]) for m in told])
-    means, spreads = (np.array([float(m[key][0]) for m in told]) / counts for key in ("sum", "squares"))
-    deviations, middle = np.sqrt(spreads), np.median(means)
+    if len(sent) < FEWEST:
+        return list(sent)
+    counts = np.array([int(m["count"]) for m in sent])
+    means = np.array([float(m["sum"][0]) for m in sent]) / counts
+    variances = np.array([float(m["squares"][0]) for m in sent]) / counts
+    deviations = np.sqrt(variances)
+    middle = np.median(means)
     scale = float(np.median(deviations) + np.median(np.abs(means - middle)))
     apart = np.maximum(np.abs(means - middle), deviations)
-    odd_ones = apart > far * scale if scale else np.zeros(len(told), bool)
+    is_far = apart > far * scale if scale else np.zeros(len(sent), bool)
     limit = int(cap * lower_median(counts))
-    kept = [np.array(min(int(n), limit)) for n in counts]
-    return [
-        {"count": n, "sum": np.array([mean * n]), "squares": np.array([spread * n])} if n < count else m
-        for m, n, count, mean, spread, odd in zip(told, kept, counts, means, spreads, odd_ones, strict=True)
-        if not odd
-    ]
+    kept = []
+    for i, moments in enumerate(sent):
+        if is_far[i]:
+            continue
+        if counts[i] > limit:
+            n = np.array(limit)
+            moments = {"count": n, "sum": np.array([means[i] * n]), "squares": np.array([variances[i] * n])}
+        kept.append(moments)
+    return kept
 
 
 def _sum(values: Floats) -> Floats:

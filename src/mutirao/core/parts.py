@@ -1,19 +1,19 @@
-"""The parts of a round: what each is called as, and what it may say of itself. A plain function is a part, too.
+"""The parts of a round: how each is called, and what each may declare. A plain function is a part, too.
 
-A part says once what it `needs`, and what clients are told, asked and watched for follows from that:
+A part declares once what it `needs`. What clients are sent, asked for and measured by follows from that:
 
-    metrics:NAME       a number that clients tell with their update, such as `metrics:entropy`
-    extras:NAME        arrays that clients send beside it, never averaged, such as `extras:squared_errors`
-    probe:NAME         a number that clients tell when they are asked before the selection
-    replies:NAME       what the server finds in the replies: `update_norm`, `samples`, or their `rows` as they were sent
+    metrics:NAME       a metric that clients report with their update, such as `metrics:entropy`
+    extras:NAME        arrays that clients send besides it, never averaged, such as `extras:squared_errors`
+    probe:NAME         a metric that clients report when they are asked before the selection
+    replies:NAME       what the server finds in replies: `update_norm`, `samples`, or their `rows` as they were sent
     replies:sketch     each client's update as a short vector; `replies:bias=10`: of the bias with ten entries
-    replies:staleness  how many models were made since each client began; no round then waits for all of its clients
+    replies:staleness  how many models were made since each client began; rounds do not wait for all clients
     replies:models     such late replies as they were trained, not as if begun from the current model
-    replies:memory     of earlier rounds: a filter or selector that needs it is called with the run's memory, too
-    config:NAME=VALUE  a setting that clients are told and must know, such as `config:mu=0.1`
-    comes:NAME         arrays that go down with the model, of which clients must know what to do with them
+    replies:memory     of earlier rounds: the filter or selector is called with the run's memory, too
+    config:NAME=VALUE  a setting that clients are sent and must support, such as `config:mu=0.1`
+    comes:NAME         arrays that are sent with the model, which clients must support
 
-A handler says what it `provides` in the same words, a setting without its value.
+A handler declares what it `provides` in the same words, settings without their values.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -29,18 +29,18 @@ from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, Site
 from mutirao.core.roster import Roster
 from mutirao.errors import ConfigError
 
-USUAL = {"loss", "accuracy"}  # told with every update, so that nobody has to ask for them
+USUAL = {"loss", "accuracy"}  # reported with every update without being requested
 
-Screened = tuple[dict[ClientId, Reply], dict[ClientId, str]]  # the replies kept, and why each of the others was not
+Screened = tuple[dict[ClientId, Reply], dict[ClientId, str]]  # the replies kept, and why each other one was rejected
 Many = Callable[[Mapping[ClientId, Request], Mapping[ClientId, Site]], Mapping[ClientId, Reply | Failure]]
 
 
 @dataclass(frozen=True)
 class Merged:
-    """The next model, the weight each client had in it, and what the method found out about each client.
+    """The next model, each client's weight in it, and what the method found about each client.
 
     >>> merged = Merged({"w": np.array([1.0])}, weights={"ana": 0.75, "bia": 0.25}, figures={"ana": {"risk": 0.1}})
-    >>> merged.weights["ana"]  # it stands in clients.csv, and so do the figures
+    >>> merged.weights["ana"]  # a column of clients.csv, as are the figures
     0.75
     """
 
@@ -49,7 +49,7 @@ class Merged:
     figures: dict[ClientId, dict[str, float]] = field(default_factory=dict)
 
 
-# What may be given as a part: anything that can be called like one.
+# What users may pass as a part: anything that can be called like one.
 AnyHandler = Callable[[Request, Site], Reply]
 AnySelector = Callable[..., list[ClientId]]  # (roster, round, rng), and memory if it needs that
 AnyAggregator = Callable[[Arrays, Mapping[ClientId, Reply], Arrays], Merged]
@@ -59,7 +59,7 @@ AnyFilter = Callable[..., Screened]  # (current, replies), and memory if it need
 class Handler(Protocol):
     """What a client does: `(request, site) -> reply`.
 
-    Any function of a request and a site is one. What it can tell besides its update it says in `provides`:
+    Any function of a request and a site is one. Metrics and extras that it can send are declared in `provides`:
 
     >>> def mean(request, site):
     ...     return Reply({"mean": np.array(site.data).mean(keepdims=True)}, metrics={"loss": 0.0}, n=len(site.data))
@@ -70,22 +70,22 @@ class Handler(Protocol):
 
     @property
     def provides(self) -> frozenset[str]:
-        """What it can tell, send and be told."""
+        """The metrics, extras and settings that it supports."""
         return frozenset()
 
     @property
     def many(self) -> Many | None:
-        """The same answers for many clients at once, faster; None if it has no such way."""
+        """The same answers for many clients at once, faster; None if not supported."""
         return None
 
     @property
     def private(self) -> bool:
-        """Whether it sees to its clients' privacy by itself."""
+        """Whether it protects its clients' privacy itself."""
         return False
 
     @property
     def schedule(self) -> Callable[[int], float] | None:
-        """How its learning rate goes from round to round; None if it has no such thing."""
+        """Its learning rate by round; None if it has none."""
         return None
 
     def agreed(self) -> Mapping[str, str]:
@@ -93,17 +93,17 @@ class Handler(Protocol):
         return {}
 
     def agree(self, request: Request, site: Site) -> None:
-        """Refused if this site cannot keep to what came with a request to agree; digests are compared already."""
+        """Raise Refused if this site cannot use what was sent with a request to agree; digests are compared already."""
 
     def check(self, arrays: Arrays, population: Mapping[ClientId, Any]) -> None:
-        """ConfigError if these clients cannot work on this model, before anything is done; it changes nothing."""
+        """Raise ConfigError if these clients cannot train this model, before anything is done; nothing is changed."""
 
     def private_training(self, privacy: Any) -> AnyHandler:
-        """The same with private gradients (DP-SGD)."""
+        """The same handler with DP-SGD."""
         raise ConfigError("privacy=dpsgd is for tasks whose clients are a Trainer; privacy=local is for all")
 
     def personal_training(self, personal: Any) -> AnyHandler:
-        """The same with a model of each client's own."""
+        """The same handler with personal models."""
         raise ConfigError(f"personal={personal.name} is for tasks whose clients are a Trainer; use none")
 
     def __call__(self, request: Request, site: Site) -> Reply:
@@ -112,12 +112,12 @@ class Handler(Protocol):
 
 
 class Selector(Protocol):
-    """Who takes part in a round: `(roster, round, rng) -> clients`, of those present.
+    """Selects the clients of a round: `(roster, round, rng) -> clients`, among those present.
 
-    One that needs `replies:memory` is given that as well, and writes into it as an aggregator does; a round that failed
-    is selected for again, so that it may write the same twice.
+    A selector that needs `replies:memory` also gets the memory, and writes into it as an aggregator does; it is called
+    again for a round that failed, so it may write the same twice.
 
-    Any function of these three is one; this one takes whoever comes first by name:
+    Any function of these three is one; this one takes the first client by name:
 
     >>> def first(roster, round, rng):
     ...     return [roster.ids[i] for i in roster.here()[:1]]
@@ -134,11 +134,11 @@ class Selector(Protocol):
 
     @property
     def may_be_empty(self) -> bool:
-        """Whether it may select no client at all, as Poisson sampling does now and then."""
+        """Whether it may select no client, as Poisson sampling sometimes does."""
         return False
 
     def probes(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
-        """Who is asked before the selection; the answers are in the roster when it selects."""
+        """The clients that are asked before the selection; their answers are in the roster when it selects."""
         return []
 
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator, *memory: Arrays) -> list[ClientId]:
@@ -147,9 +147,9 @@ class Selector(Protocol):
 
 
 class Aggregator(Protocol):
-    """Joins checked replies into the next model: `(current, replies, memory) -> Merged`.
+    """Aggregates checked replies into the next model: `(current, replies, memory) -> Merged`.
 
-    What it must remember it writes into `memory`; arrays there are replaced, never changed in place.
+    What it keeps between rounds it writes into `memory`; arrays there are replaced, never changed in place.
 
     Any function of these three is one; this one takes the largest value of each number:
 
@@ -168,24 +168,24 @@ class Aggregator(Protocol):
 
     @property
     def mean_only(self) -> bool:
-        """Whether it looks at nothing but the mean update, so that noise on the mean covers all it gives away."""
+        """Whether it uses only the mean update, so that noise on the mean is enough for central privacy."""
         return False
 
     @property
     def fewest(self) -> int:
-        """How many clients a round must ask so that what it promises can hold."""
+        """The number of clients that a round must have so that its guarantees hold."""
         return 1
 
     def sends(self, current: Arrays, memory: Arrays) -> Arrays:
-        """What goes down with the model besides it, as the extras of a request; it `needs` to say so, by `comes`."""
+        """The extras of a training request; they must be declared in `needs`, by `comes`."""
         return {}
 
     def buffer_of(self, at_once: int) -> int:
-        """After how many replies a model is made while so many clients are at work; for what needs staleness."""
+        """The number of replies that make a model while `at_once` clients are at work; for asynchronous methods."""
         return at_once
 
     def fault(self, reply: Reply) -> Failure | None:
-        """What is wrong with a reply as far as only this method can tell, such as an error that cannot be."""
+        """Why this method cannot use a reply, such as an impossible error; None if it can."""
         return None
 
     def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply], memory: Arrays) -> Merged:
@@ -194,9 +194,9 @@ class Aggregator(Protocol):
 
 
 class Filter(Protocol):
-    """Keeps odd updates out: `(current, replies) -> (kept, reasons of the others)`.
+    """Rejects suspicious updates: `(current, replies) -> (kept, reasons of the others)`.
 
-    One that needs `replies:memory` is given that as well, and writes into it as an aggregator does.
+    A filter that needs `replies:memory` also gets the memory, and writes into it as an aggregator does.
 
     Any function of these two is one; this one drops clients with fewer than ten samples:
 
@@ -213,7 +213,7 @@ class Filter(Protocol):
         return frozenset()
 
     def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply], *memory: Arrays) -> Screened:
-        """The replies kept, and why each of the others was not."""
+        """The replies kept, and why each other one was rejected."""
         ...
 
 
@@ -221,7 +221,7 @@ Kind = TypeVar("Kind")
 
 
 class WithDefaults:
-    """A part with all that its kind may say of itself: its own words, and the kind's defaults for the rest."""
+    """A part with every attribute that its protocol has: its own ones, and the protocol's defaults for the rest."""
 
     def __init__(self, part: Any, kind: type) -> None:
         self.part = part
@@ -231,7 +231,7 @@ class WithDefaults:
                 setattr(self, name, getattr(part, name, usual))
 
     def __call__(self, *given: Any) -> Any:
-        """What the part gives."""
+        """Call the part."""
         return self.part(*given)
 
     def __repr__(self) -> str:
@@ -239,27 +239,27 @@ class WithDefaults:
 
 
 def with_defaults(part: Any, kind: type[Kind]) -> Kind:
-    """Anything that can be called like a part of that kind, as one: the only place where hooks are looked for."""
+    """Any callable as a part of that protocol. This is the only place where optional attributes are looked up."""
     return cast("Kind", part if isinstance(part, WithDefaults) else WithDefaults(part, kind))
 
 
 def as_handler(part: AnyHandler) -> Handler:
-    """A handler with all a fleet may want of it."""
+    """A callable as a handler, with all its defaults."""
     return with_defaults(part, Handler)  # type: ignore[type-abstract]
 
 
 def as_selector(part: AnySelector) -> Selector:
-    """A selector with all a round may want of it."""
+    """A callable as a selector, with all its defaults."""
     return with_defaults(part, Selector)  # type: ignore[type-abstract]
 
 
 def as_aggregator(part: AnyAggregator) -> Aggregator:
-    """An aggregator with all a round may want of it."""
+    """A callable as an aggregator, with all its defaults."""
     return with_defaults(part, Aggregator)  # type: ignore[type-abstract]
 
 
 def as_filter(part: AnyFilter) -> Filter:
-    """A filter with all a round may want of it."""
+    """A callable as a filter, with all its defaults."""
     return with_defaults(part, Filter)  # type: ignore[type-abstract]
 
 
@@ -269,23 +269,25 @@ def names_of(needs: Iterable[str], kind: str) -> set[str]:
 
 
 def request_config(needs: Iterable[str], *kinds: str) -> dict[str, Scalar]:
-    """What a request says so that its reply holds what is needed: settings, and the names of the given kinds."""
+    """The config of a request whose reply has what is needed: settings, and the extras of the given kinds."""
     needs = frozenset(needs)
     config: dict[str, Scalar] = {}
     for setting in sorted(names_of(needs, "config")):
         name, _, value = setting.partition("=")
         config[name] = parse_value(value)
     wanted = set().union(*(names_of(needs, kind) for kind in kinds)) - USUAL
-    return config | ({"extras": ",".join(sorted(wanted))} if wanted else {})
+    if wanted:
+        config["extras"] = ",".join(sorted(wanted))
+    return config
 
 
 def find_unmet(provides: Iterable[str], needs: Iterable[str]) -> list[str]:
-    """The needs that clients who provide this cannot meet, without the values of settings."""
+    """The needs that clients with these `provides` cannot meet, without the values of settings."""
     given = set(provides)
-    given |= {f"probe:{name}" for name in names_of(given, "metrics")}  # who tells it can be asked for it
+    given |= {f"probe:{name}" for name in names_of(given, "metrics")}  # a metric can also be requested in a probe
     plain = {need.partition("=")[0] for need in needs}
     lacking = sorted(need for need in plain - given if not need.startswith("replies:"))
-    return sorted(lacking, key=lambda need: need.startswith("config:"))  # what is told matters more than how
+    return sorted(lacking, key=lambda need: need.startswith("config:"))  # settings come last
 
 
 def check_needs(provides: Iterable[str], *parts: Selector | Aggregator | Filter) -> None:

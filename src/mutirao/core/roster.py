@@ -1,4 +1,4 @@
-"""What the server knows of its clients, in columns: a million clients cost bytes, not objects."""
+"""What the server knows of its clients, in columns: for a million clients arrays, not objects."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,12 +27,13 @@ def _column() -> npt.NDArray[np.int64]:
 class Roster:
     """One row for each client, sorted by name, so that nothing depends on the order of arrival.
 
-    `selected` and `replied` count rounds, `last_selected`, `last_replied`, `last_probed` and `last_improved` (when
-    its loss was lower than the one before) are rounds (0: never), `n` is the last sample count that was believed,
-    `first_n` the first, or what the client was admitted with (0: unknown), `last_sent` is the round whose model it was
-    last given to train, which is earlier than its reply's if none is waited for, `asked` counts requests, also those
-    of rounds that were undone, `figures` holds the last value of each metric and `vectors` the last vector of each kind
-    that was found in its replies, a row a client (NaN: unknown).
+    `selected`, `replied`: numbers of rounds.
+    `last_selected`, `last_replied`, `last_probed`, `last_improved`: rounds (0: never); a client improves when its loss
+    is lower than the one before.
+    `last_sent`: the round whose model the client was last sent, which in an asynchronous run is before its reply's.
+    `asked`: the number of requests, also those of rounds that were undone.
+    `n`, `first_n`: the last sample count that was accepted, and the first, or that of its admission (0: unknown).
+    `figures`, `vectors`: the last value of each metric, and the last vector of each kind, by client (NaN: unknown).
 
     >>> roster = Roster()
     >>> roster.meet(["bia", "ana"])
@@ -68,7 +69,7 @@ class Roster:
         return len(self.ids)
 
     def row(self, client: ClientId) -> int:
-        """The row of a client; KeyError for a stranger."""
+        """The row of a client; KeyError if it has none."""
         return self._index[client]
 
     def __contains__(self, client: object) -> bool:
@@ -91,8 +92,8 @@ class Roster:
         return column.copy() if np.isnan(default) else np.where(np.isnan(column), default, column)
 
     def meet(self, clients: Sequence[ClientId]) -> None:
-        """Mark who is present; newcomers get a row."""
-        if clients is self._met:  # the same list as last round: nothing to do, even for a million clients
+        """Set which clients are present; new clients get a row."""
+        if clients is self._met:  # the same list as in the last round: nothing to do
             return
         self._admit(clients)
         self.present[:] = False
@@ -103,8 +104,10 @@ class Roster:
         new = {c for c in clients if c not in self._index}
         if not new:
             return
-        old, self.ids = self.ids, sorted([*self.ids, *new])
-        self._index, self._named = {c: i for i, c in enumerate(self.ids)}, None
+        old = self.ids
+        self.ids = sorted([*old, *new])
+        self._index = {c: i for i, c in enumerate(self.ids)}
+        self._named = None
         place = np.array([self._index[c] for c in old], np.intp)
 
         def widen(column: npt.NDArray[np.generic], empty: object) -> npt.NDArray[np.generic]:
@@ -119,7 +122,7 @@ class Roster:
         self.vectors = {k: widen(v, np.nan).astype(np.float64) for k, v in self.vectors.items()}
 
     def note(self, client: ClientId, figures: Mapping[str, float]) -> None:
-        """Remember the last value of each figure of a client."""
+        """Store the last value of each figure of a client."""
         i = self._index[client]
         for name, value in figures.items():
             if name not in self.figures and len(self.figures) >= MOST_FIGURES:
@@ -129,30 +132,30 @@ class Roster:
             self.figures[name][i] = value
 
     def hear(self, round: int, client: ClientId, figures: Mapping[str, float]) -> None:
-        """Note what a client said in a round, and whether its loss is lower than when it was last heard."""
+        """Store the metrics of a client in a round, and whether its loss is lower than the last one."""
         if "loss" in figures and not figures["loss"] >= self.figure_of(client, "loss"):
             self.last_improved[self._index[client]] = round
         self.note(client, figures)
 
-    def hear_all(self, round: int, told: Mapping[ClientId, Mapping[str, float]]) -> None:
-        """Note what clients said in a round, as `hear` does for one; those who tell the same figures in one go."""
-        names = next(iter(told.values()), {}).keys()
-        if not all(names == figures.keys() for figures in told.values()):
-            for client, figures in told.items():
+    def hear_all(self, round: int, reported: Mapping[ClientId, Mapping[str, float]]) -> None:
+        """Store the metrics of clients in a round, as `hear` does for one; at once if all report the same metrics."""
+        names = next(iter(reported.values()), {}).keys()
+        if not all(names == figures.keys() for figures in reported.values()):
+            for client, figures in reported.items():
                 self.hear(round, client, figures)
             return
-        rows = np.array([self._index[c] for c in told], np.intp)
+        rows = np.array([self._index[c] for c in reported], np.intp)
         for name in names:
             if name not in self.figures and len(self.figures) >= MOST_FIGURES:
                 continue
             column = self.figures.setdefault(name, np.full(len(self), np.nan))
-            values = np.array([figures[name] for figures in told.values()], np.float64)
+            values = np.array([figures[name] for figures in reported.values()], np.float64)
             if name == "loss":
                 self.last_improved[rows[~(values >= column[rows])]] = round
             column[rows] = values
 
     def keep(self, kind: str, found: Mapping[ClientId, npt.NDArray[np.float64]]) -> None:
-        """Remember the last vector of a kind that was found in the replies of these clients."""
+        """Store the last vector of a kind that was found in the replies of these clients."""
         width = len(next(iter(found.values()), ()))
         if found and (kind not in self.vectors or self.vectors[kind].shape[1] != width):
             self.vectors[kind] = np.full((len(self), width), np.nan)
@@ -164,17 +167,17 @@ class Roster:
         return float(self.figures[name][self._index[client]]) if name in self.figures else float("nan")
 
     def sent(self, round: int, clients: Iterable[ClientId]) -> None:
-        """Note who was given the model of a round to train."""
+        """Store which clients were sent the model of a round."""
         self.last_sent[[self._index[c] for c in clients]] = round
 
     def probed(self, round: int, answered: Mapping[ClientId, int]) -> None:
-        """Note who answered a probe in a round, with their sample counts."""
+        """Store which clients answered a probe in a round, with their sample counts."""
         rows = [self._index[c] for c in answered]
         self.last_probed[rows] = round
         self._count(rows, answered)
 
     def mark(self, round: int, selected: Iterable[ClientId], replied: Mapping[ClientId, int]) -> None:
-        """Count a round for those selected and, with their sample counts, those who replied."""
+        """Count a round for the selected clients and, with their sample counts, those that replied."""
         chosen = np.array([self._index[c] for c in selected], np.intp)
         self.selected[chosen] += 1
         self.asked[chosen] += 1
@@ -189,19 +192,19 @@ class Roster:
         self.first_n[rows] = np.where(self.first_n[rows] > 0, self.first_n[rows], self.n[rows])
 
     def touched(self) -> npt.NDArray[np.bool_]:
-        """Whose rows differ from a newcomer's."""
+        """The rows that differ from those of a new client."""
         found = (self.asked > 0) | (self.selected > 0) | (self.last_probed > 0) | (self.last_sent > 0)
         for column in self.figures.values():
             found |= ~np.isnan(column)
         return found
 
     def to_arrays(self, rows: npt.NDArray[np.intp] | None = None) -> Arrays:
-        """These rows, or all that differ from a newcomer's, as arrays; `from_arrays` brings them back."""
+        """These rows, or all that differ from those of a new client, as arrays; `from_arrays` restores them."""
         if rows is None:
             touched = self.touched()
             rows, names = np.flatnonzero(touched), self._names_of(touched)
         else:
-            some = json.dumps([self.ids[i] for i in rows.tolist()]).encode()  # a name may hold any character
+            some = json.dumps([self.ids[i] for i in rows.tolist()]).encode()  # a name may contain any character
             names = np.frombuffer(some, np.uint8).copy()
         out: Arrays = {"ids": names}
         out |= {name: getattr(self, name)[rows] for name in COUNTS}
@@ -209,18 +212,18 @@ class Roster:
         return out | {f"vector.{k}": v[rows] for k, v in self.vectors.items()}
 
     def _names_of(self, touched: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
-        """The names of some rows as a JSON list, cut out of that of all: a name may hold any character."""
+        """The names of some rows as a JSON list, cut out of the list of all names: a name may contain any character."""
         if self._named is None:
             quoted = [encode_basestring_ascii(c) + ", " for c in self.ids]
-            all_of_them = np.frombuffer("".join(quoted).encode(), np.uint8)
-            self._named = all_of_them, np.fromiter(map(len, quoted), np.intp, len(quoted))
+            joined = np.frombuffer("".join(quoted).encode(), np.uint8)
+            self._named = joined, np.fromiter(map(len, quoted), np.intp, len(quoted))
         letters, lengths = self._named
         some = letters[np.repeat(touched, lengths)][:-2]
         return np.concatenate([OPEN, some, CLOSE])
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> "Roster":
-        """The roster saved by `to_arrays`; clients not in it come back with the fleet."""
+        """The roster saved by `to_arrays`; clients not in it are added when the fleet lists them."""
         return cls.of(json.loads(arrays["ids"].tobytes()), arrays)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""One torch thread for whoever trains: nobody has to import torch for that, or to know of it."""
+"""Limit torch to one thread, without importing torch."""
 
 import contextlib
 import sys
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 def one_thread() -> Iterator[None]:
     """One torch thread: results do not depend on the number of cores, and small models are faster.
 
-    Nothing happens if nobody has imported torch yet. Torch counts its threads thread by thread.
+    Nothing happens if torch has not been imported. The number of torch threads is set per thread.
     """
     torch = sys.modules.get("torch")
     before = torch.get_num_threads() if torch is not None and hasattr(torch, "get_num_threads") else 1

@@ -1,4 +1,4 @@
-"""What the server finds in replies itself: numbers that are measured of updates, and short vectors of them.
+"""What the server measures of updates itself: numbers such as their lengths, and short vectors of them.
 
 `replies:sketch` is a client's whole update; one of more than WIDTH numbers is hashed down to that many, so that
 lengths and angles stay about the same (the count sketch of Charikar, Chen and Farach-Colton, ICALP 2002).
@@ -19,22 +19,22 @@ from mutirao.randomness import rng
 
 Floats = npt.NDArray[np.float64]
 WIDTH = 1024
-LARGEST = 1e100  # of such numbers the squares, and sums of these, are finite
+LARGEST = 1e100  # squares of such numbers, and sums of these, are finite
 
 
 def check_vectors(needs: Collection[str], arrays: Arrays) -> None:
-    """ConfigError if a model has not the layer that a part goes by, before the first round."""
+    """Raise ConfigError, before the first round, if the model does not have the layer that a part needs."""
     for which in wanted_biases(needs):
         bias_in(arrays, which)
 
 
 def wanted_biases(needs: Collection[str]) -> list[str]:
-    """The layers whose bias is asked for."""
+    """The layers whose bias is needed."""
     return [name.partition("=")[2] for name in sorted(names_of(needs, "replies")) if name.startswith("bias=")]
 
 
 def bias_in(arrays: Arrays, which: str) -> str:
-    """The name of the bias with so many entries, of which there must be one, or of that name."""
+    """The name of the only bias with so many entries, or of that name."""
     if which in arrays:
         return which
     flats = {k: len(v) for k, v in arrays.items() if v.ndim == 1 and v.dtype.kind == "f" and k.endswith("bias")}
@@ -42,14 +42,14 @@ def bias_in(arrays: Arrays, which: str) -> str:
     if len(found) == 1:
         return found[0]
     what = f"{len(found)} biases with {which} entries" if which.isdecimal() else f"no layer of {which or 0!s} classes"
-    held = ", ".join(sorted(flats)) or "none at all"
-    raise ConfigError(f"select.layer: the model has {what} to be the output layer's; its biases are {held}")
+    names = ", ".join(sorted(flats)) or "none"
+    raise ConfigError(f"select.layer: the model has {what} as its output layer; its biases are {names}")
 
 
 def moves_of(current: Arrays, replies: Mapping[ClientId, Reply]) -> Floats:
-    """How each client moved the model, x_k - x, a row each."""
+    """The updates x_k - x, one row for each client."""
     here = flat(current)
-    return np.array([held(flat(to_dense(current, reply.arrays)) - here) for reply in replies.values()])
+    return np.array([clipped(flat(to_dense(current, reply.arrays)) - here) for reply in replies.values()])
 
 
 def lengths(moves: Floats) -> Floats:
@@ -58,9 +58,9 @@ def lengths(moves: Floats) -> Floats:
 
 
 def dissimilarities(moves: Floats) -> Floats:
-    """1 - cos of the angle between each row and the mean of all others, each made of length 1.
+    """1 - cos of the angle between each row and the mean of all others, each scaled to length 1.
 
-    From 0 (all go the same way) to 2; 1 of one that is alone. A long update counts no more than a short one.
+    From 0 (all in the same direction) to 2; 1 for a single client. A long update counts no more than a short one.
     """
     length = lengths(moves)
     unit = np.divide(moves, length[:, None], out=np.zeros_like(moves), where=length[:, None] > 0)
@@ -78,25 +78,26 @@ def vectors_of(
 ) -> dict[str, dict[ClientId, Floats]]:
     """The vectors that are needed, by kind and client."""
     out: dict[str, dict[ClientId, Floats]] = {}
-    for which in wanted_biases(needs):  # mostly none: replies of a few rows are not made whole for nothing
+    for which in wanted_biases(needs):  # mostly none, so that sparse replies are not made dense needlessly
         name = bias_in(current, which)
         ends = {c: to_dense(current, reply.arrays)[name].astype(np.float64) for c, reply in replies.items()}
-        out["bias"] = {c: held(end - current[name]) for c, end in ends.items()}
+        out["bias"] = {c: clipped(end - current[name]) for c, end in ends.items()}
     if "replies:sketch" in needs:
         moves = moves_of(current, replies)
         out["sketch"] = {c: sketch(move, seed) for c, move in zip(replies, moves, strict=True)}
     return out
 
 
-def held(vector: Floats) -> Floats:
-    """The vector with numbers that can be squared."""
+def clipped(vector: Floats) -> Floats:
+    """The vector with numbers that can be squared without overflow."""
     return np.clip(vector, -LARGEST, LARGEST)
 
 
 def sketch(vector: Floats, seed: int) -> Floats:
-    """WIDTH sums of numbers drawn by lot, each with a sign by lot; a short vector stays as it is."""
+    """The count sketch: WIDTH random sums with random signs; a short vector is unchanged."""
     if len(vector) <= WIDTH:
         return vector
     draw = rng(seed, 0, "sketch")
-    bucket, sign = draw.integers(0, WIDTH, len(vector)), draw.integers(0, 2, len(vector)) * 2 - 1
+    bucket = draw.integers(0, WIDTH, len(vector))
+    sign = draw.integers(0, 2, len(vector)) * 2 - 1
     return np.bincount(bucket, weights=sign * vector, minlength=WIDTH).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Every reply is untrusted: what is checked before it may touch the average, and what is made of it, too."""
+"""Every reply is untrusted: checks before aggregation, and of the aggregated model itself."""
 
 import math
 import re
@@ -15,7 +15,7 @@ MOST_SAMPLES = 10**12
 MOST_EXTRA_BYTES = 256 * 2**20
 MOST_METRICS = 64
 MOST_METRIC = 1e100  # far beyond any loss, and the sum over all clients is finite
-NUMBER = (int, float, np.integer, np.floating)  # made once: there is a check for every client of every round
+NUMBER = (int, float, np.integer, np.floating)  # tuples made once: they are used for every client of every round
 WHOLE = (int, np.integer)
 METRIC_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,40}")
 
@@ -25,7 +25,9 @@ def faults(current: Arrays, replies: Mapping[ClientId, Reply]) -> dict[ClientId,
     known = {*current, *(name + ROWS for name in current)}
     found = {c: wrong for c, r in replies.items() if (wrong := _fault_of_make(current, known, r)) is not None}
     sound = {c: r for c, r in replies.items() if c not in found}
-    finite = math.isfinite(joint_square(current, [r.arrays for r in sound.values()]))  # then there is no need to look
+    finite = math.isfinite(
+        joint_square(current, [r.arrays for r in sound.values()])
+    )  # then no reply needs a look of its own
     for c, r in sound.items():
         if not finite and not is_finite(r.arrays):
             found[c] = Failure("not_finite", "sent NaN or infinity in its arrays")
@@ -57,7 +59,7 @@ def _fault_of_make(current: Arrays, known: Set[str], reply: Reply) -> Failure | 
         if theirs is None:
             return Failure("missing_key", f"did not send {name!r}")
         shape = mine.shape
-        if (rows := sent.get(name + ROWS)) is not None:  # only these rows travelled
+        if (rows := sent.get(name + ROWS)) is not None:  # only these rows were sent
             if (wrong := fault_of_rows(name, rows, mine)) is not None:
                 return wrong
             shape = (len(rows), *mine.shape[1:])
@@ -70,7 +72,7 @@ def _fault_of_make(current: Arrays, known: Set[str], reply: Reply) -> Failure | 
 
 
 def fault_of_extras(reply: Reply) -> Failure | None:
-    """What is wrong with everything but the arrays: the only checks for replies that carry no model."""
+    """What is wrong with everything but the arrays: the checks of replies without a model."""
     return fault_of_fields(reply) or _fault_of_extras(reply)
 
 
@@ -80,7 +82,7 @@ def _fault_of_extras(reply: Reply) -> Failure | None:
             if extra.dtype.kind not in NUMBERS:
                 return Failure("dtype", f"extra {name[:80]!r} is not an array of numbers")
         if (sent := nbytes(reply.extras)) > MOST_EXTRA_BYTES:
-            return Failure("too_large", f"sent {sent} bytes of extras, at most {MOST_EXTRA_BYTES} are taken")
+            return Failure("too_large", f"sent {sent} bytes of extras, at most {MOST_EXTRA_BYTES} are accepted")
         if not is_finite(reply.extras):
             return Failure("not_finite", "sent NaN or infinity in its extras")
     return fault_of_figures(reply)
@@ -89,7 +91,7 @@ def _fault_of_extras(reply: Reply) -> Failure | None:
 def fault_of_figures(reply: Reply) -> Failure | None:
     """What is wrong with the metrics or the count of samples."""
     if len(reply.metrics) > MOST_METRICS:
-        return Failure("too_large", f"sent {len(reply.metrics)} metrics, at most {MOST_METRICS} are taken")
+        return Failure("too_large", f"sent {len(reply.metrics)} metrics, at most {MOST_METRICS} are accepted")
     for name, value in reply.metrics.items():
         if not METRIC_NAME.fullmatch(name):
             return Failure("unknown_key", f"sent a metric named {name[:80]!r}")
@@ -128,12 +130,12 @@ def set_aside(answers: Answers, faults: Mapping[ClientId, Failure]) -> Answers:
 
 
 def fault_of_merged(current: Arrays, merged: object) -> Failure | None:
-    """What is wrong with what an aggregator gave, but for NaN and infinity, which have a name of their own."""
+    """What is wrong with the result of an aggregator, except NaN and infinity, which are a divergence."""
     if not isinstance(merged, Merged):
         return Failure("empty", f"gave {type(merged).__name__}, not Merged(arrays, weights)")
     if strange := sorted(merged.arrays.keys() ^ current.keys()):
-        held = "has" if strange[0] in current else "does not have"
-        return Failure("unknown_key", f"gave other arrays than the model's, which {held} {strange[0]!r}")
+        verb = "has" if strange[0] in current else "does not have"
+        return Failure("unknown_key", f"gave other arrays than the model's, which {verb} {strange[0]!r}")
     for name, mine in current.items():
         theirs = merged.arrays[name]
         if not isinstance(theirs, ARRAY) or theirs.shape != mine.shape:

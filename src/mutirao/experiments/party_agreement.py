@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from mutirao.core.agreed_handler import AgreedHandler
-from mutirao.core.agreement import AGREED, AgreementFleet, Join, agree_on, bytes_from_extra, bytes_to_extra, digest_of
+from mutirao.core.agreement import (
+    AGREED,
+    AgreementFleet,
+    Combine,
+    agree_on,
+    bytes_from_extra,
+    bytes_to_extra,
+    digest_of,
+)
 from mutirao.core.exclusion import PopulationWithout
 from mutirao.core.fleet import Fleet
 from mutirao.core.parts import as_handler
@@ -47,7 +55,7 @@ def run_recipe(recipe: Recipe, fleet: Fleet, config: Any, task: Task, run: Run) 
 
 
 def agree_on_profile(
-    fleet: Fleet, config: Any, task: Task, run: Run, name: str, own: bytes, join: Join
+    fleet: Fleet, config: Any, task: Task, run: Run, name: str, own: bytes, join: Combine
 ) -> tuple[Fleet, Task, bytes]:
     """Join the clients' profiles into the bytes that all agree on under that name; fleet, task and bytes.
 

@@ -268,7 +268,7 @@ def test_explicit_ratings_are_evaluated_on_their_scale() -> None:
     ("request_", "data", "words"),
     [
         ({"do": "probe"}, None, "can train and evaluate, not 'probe'"),
-        ({"mu": 0.1}, None, "nothing here is set by that"),
+        ({"mu": 0.1}, None, "not a hyperparameter of this client"),
         ({}, Taste(TAKEN[:0], np.zeros(0, np.float32)), "has no ratings to train on"),
         ({}, {"ratings": 3}, "expected ratings, got dict"),
         ({"do": "evaluate"}, Taste(TAKEN, np.ones(4, np.float32)), "has nothing to evaluate on"),
