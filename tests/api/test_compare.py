@@ -154,7 +154,7 @@ def test_it_goes_on_with_what_is_there_and_with_nothing_else() -> None:
         ({"methods": ["fedavg"]}, "methods: name at least one"),
         ({"methods": {"a": "fedavg"}}, "methods: 'a' is 'fedavg', not a dict of settings"),
         ({"methods": {"a": {"agregate": "x"}}}, "method 'a': unknown setting 'agregate'; did you mean 'aggregate'?"),
-        ({"methods": {"a/b": {}}}, "method 'a/b': a folder is called so"),
+        ({"methods": {"a/b": {}}}, "method 'a/b': expected a plain name"),
         ({"methods": BOTH, "baseline": "FedAvgg"}, "the baseline 'FedAvgg' is not one of the methods; did you mean"),
         ({"methods": BOTH, "seeds": 0}, "seeds: 0 is too small"),
         ({"methods": BOTH, "seeds": []}, "seed must be a list of values"),

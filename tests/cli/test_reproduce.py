@@ -112,7 +112,7 @@ def test_all_five_are_listed_with_their_data_and_time(tiny: None, tmp_path: Path
 WRONG = [
     (["groups"], "groups needs CIFAR-10 in its binary"),
     (["groups"], "--stand-in"),
-    (["groups", "--data", "."], "right would be CIFAR-10"),
+    (["groups", "--data", "."], "expected CIFAR-10"),
     (["group"], "did you mean 'groups'"),
     (["groups", "--full", "--minutes", "3"], "give one of them"),
     (["groups", "--stand-in", "--data", "."], "give one of them"),

@@ -58,7 +58,7 @@ def test_published_values_stand_beside_ours_in_every_table(finished: Path) -> No
     assert ours.apart == pytest.approx(ours.final.mean - 0.5)
     assert ours.within is (abs(ours.final.mean - 0.5) <= ours.final.half)
     assert by["slow", "accuracy"].within is False
-    assert by["slow", "loss"].claim is None
+    assert by["slow", "loss"].published is None
     assert by["slow", "loss"].within is None
 
     rows = list(csv.DictReader((finished / "out/table.csv").read_text().splitlines()))

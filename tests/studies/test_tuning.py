@@ -97,7 +97,7 @@ def test_the_best_mean_wins_and_an_edge_is_said_loudly(done: tuple[Path, Tuning,
     lower = [Trial("prox", i, (), (v,), sign=-1.0) for i, v in enumerate((0.5, 0.4, 0.4), 1)]
     assert winners(tuning, lower)["prox"].number == 2  # the first of equals, and of a loss the smallest
     lost = Trial("fedavg", 1, (("lr", 0.1),), fault="diverged")
-    assert "fedavg: no setting was tried to the end" in warnings(tuning, [lost, inner])
+    assert "fedavg: no trial finished" in warnings(tuning, [lost, inner])
 
 
 def test_the_confirming_study_is_the_same_with_tuned_settings_fresh_seeds_and_the_test_set(
@@ -198,10 +198,10 @@ def test_without_optuna_a_range_is_refused_with_what_to_do(tmp_path: Path, monke
         (STUDY.replace("[0.01, 1.0, 2.0]", "[0.01]"), "prox would have 1 points to try and fedavg 3"),
         (STUDY.replace("seeds = [7, 8]", "seeds = [1, 7]"), "1 is a seed of the study"),
         (STUDY.replace("seeds = [7, 8]", 'seeds = "x"'), "tune.seeds must be a list"),
-        (STUDY.replace("seeds = [7, 8]", "trials = 3"), "a grid is tried whole"),
+        (STUDY.replace("seeds = [7, 8]", "trials = 3"), "a grid is tried completely"),
         (STUDY.replace("0.00001", "-1.0"), "method 'fedavg-1': lr: -1.0 is too small"),
         (STUDY.replace('"aggregate.mu"', '"aggregate.nu"'), "has no setting 'nu'"),
-        (STUDY.replace("rounds = 2", 'rounds = 2\njudge_by = "vali"'), "judge_by is set by the study"),
+        (STUDY.replace("rounds = 2", 'rounds = 2\njudge_by = "vali"'), "the study sets judge_by"),
         (RANGE.replace("trials = 3", "trials = 0"), "tune.trials: 0 is not"),
         (RANGE.replace("low = 0.01, high = 0.5, log = true", "low = -1.0, high = 0.5"), "lr: -1.0 is too small"),
         (RANGE.replace("[tune.range]", "grid = { lr = [0.1] }\n[tune.range]"), "one of them"),
@@ -218,7 +218,7 @@ def test_what_cannot_be_right_is_refused_before_anything_runs(tmp_path: Path, te
 
 
 def test_what_is_tuned_cannot_be_set_and_unknown_metrics_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="lr is tuned for fedavg; it cannot be set, too"):
+    with pytest.raises(ConfigError, match="lr is tuned for fedavg, so it cannot be set too"):
         tuning_of(tmp_path, STUDY, "lr=0.5")
     tuning = tuning_of(tmp_path, STUDY.replace('metric = "accuracy"', 'metric = "acuracy"'))
     with pytest.raises(ConfigError, match=r"no cell has a metric 'acuracy'"):
@@ -290,7 +290,7 @@ def test_the_command_tunes_writes_and_warns(tmp_path: Path, monkeypatch: pytest.
     assert json.loads(told.stdout)["chosen"]["fedavg"] == {"lr": 0.3}
     refused = CliRunner().invoke(main, ["tune", "s.toml", "--trials", "3"])
     assert refused.exit_code != 0
-    assert refused.stderr.startswith("error: s.toml: tune.trials: a grid is tried whole")
+    assert refused.stderr.startswith("error: s.toml: tune.trials: a grid is tried completely")
 
 
 def test_settings_of_which_the_last_holds() -> None:

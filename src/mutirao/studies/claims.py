@@ -1,4 +1,4 @@
-"""What papers claim, held against the runs of a study by stated rules: holds, does not hold, or is not shown."""
+"""Published claims, checked on the runs of a study by stated rules: holds, does not hold, or not shown."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,7 +18,7 @@ from mutirao.studies.study import Study, results
 from mutirao.studies.targets import dominance
 
 Verdict = Literal["holds", "does not hold", "not shown"]
-Figures = dict[tuple[Any, ...], float]  # of each run of a method, by its place in the grid
+Figures = dict[tuple[Any, ...], float]  # of each run of a method, by its cell's place in the grid
 
 RULES = {
     "more": "the 95% interval of the paired difference lies above zero (below: it does not hold; both: not shown)",
@@ -31,14 +31,14 @@ RULES = {
     "below": "the 95% interval of the mean over the runs lies below the value (above: does not hold; else not shown)",
 }
 AMONG = ("more", "less", "equal", "leads")  # rules that compare with other methods
-SETTLED = 0.05  # a curve is stable where it stays this close to the mean of its last rounds, as a share of it
+SETTLED = 0.05  # relative distance from the mean of the last rounds within which a curve is stable
 TEXTS = ("says", "published", "rule", "of", "metric", "method", "only")
 KEYS = {*TEXTS, "than", "value", "tolerance"}
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One number of a run: `of` says which of its metric, whose `threshold` and `last` rounds are the study's."""
+    """A figure of a run: `of` names it in FIGURES; `threshold` and `last` rounds are the study's."""
 
     of: str
     metric: str
@@ -47,7 +47,7 @@ class Figure:
     lower: bool
 
     def __call__(self, record: Record) -> float:
-        """The number; NaN if the run does not have it."""
+        """The value; NaN if the run does not have it."""
         return float(FIGURES[self.of](self, record))
 
 
@@ -57,7 +57,7 @@ def final(figure: Figure, record: Record) -> float:
 
 
 def curve_in(figure: Figure, record: Record) -> list[tuple[int, float]]:
-    """Rounds and values of the metric, where it was measured."""
+    """The rounds in which the metric was evaluated, and its values."""
     return [(int(row["round"]), row[figure.metric]) for row in record.rows if figure.metric in row]
 
 
@@ -67,7 +67,7 @@ def wobble(figure: Figure, record: Record) -> float:
 
 
 def rounds(figure: Figure, record: Record) -> float:
-    """The rounds until the metric is at the threshold; one more than there were if it never is."""
+    """The rounds until the metric reaches the threshold; one more than all rounds if it never does."""
     curve = curve_in(figure, record)
     sign = -1.0 if figure.lower else 1.0
     place = rounds_to([sign * value for _, value in curve], sign * figure.threshold)
@@ -75,7 +75,7 @@ def rounds(figure: Figure, record: Record) -> float:
 
 
 def stable(figure: Figure, record: Record) -> float:
-    """From which round on the metric stays within 5% of its mean over the last ones; never: one more than all."""
+    """The round from which the metric stays within 5% of its mean over the last rounds; one more than all if never."""
     curve = curve_in(figure, record)
     if not curve:
         return math.nan
@@ -86,12 +86,12 @@ def stable(figure: Figure, record: Record) -> float:
 
 
 def selection_gini(figure: Figure, record: Record) -> float:
-    """How unevenly clients were selected: 0 is evenly."""
+    """Gini coefficient of the clients' selections: 0 is even."""
     return participation_in(record).gini
 
 
 def gap(figure: Figure, record: Record) -> float:
-    """How many times more the client selected most often was selected than the one least often."""
+    """Selections of the most selected client minus those of the least selected one."""
     times = participation_in(record).times
     return float(times.max() - times.min())
 
@@ -108,28 +108,28 @@ FIGURES: dict[str, Callable[[Figure, Record], float]] = {
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says, and how it is held against runs: `method` by a figure, against others or a value."""
+    """A published claim and its check: a figure of `method`, compared with other methods or with a value."""
 
     says: str
     method: str
     rule: str
     of: str = "final"
     metric: str = ""
-    than: tuple[str, ...] = ()  # the mean of these
+    than: tuple[str, ...] = ()  # methods; their mean is compared
     value: float = math.nan
     tolerance: float = 0.0
     published: str = ""
-    only: str = ""  # the form it is asked in; empty: in all
+    only: str = ""  # the size of reproduction it is for; empty: all
 
     @property
     def methods(self) -> set[str]:
-        """All methods that it needs."""
+        """All methods that it compares."""
         return {self.method, *self.than}
 
 
 @dataclass(frozen=True)
 class EvaluatedClaim:
-    """A claim with its verdict, and the figures it goes by."""
+    """A claim with its verdict, and our figures as text."""
 
     claim: Claim
     verdict: Verdict
@@ -137,12 +137,12 @@ class EvaluatedClaim:
 
 
 def read_claims(where: str, tables: Any) -> tuple[Claim, ...]:
-    """The `[[claims]]` of a file, each with a rule that is known and what that rule needs."""
+    """The `[[claims]]` of a file, checked."""
     return tuple(parse_claim(f"{where}: claim {i}", table) for i, table in enumerate(tables, 1))
 
 
 def parse_claim(where: str, table: Mapping[str, Any]) -> Claim:
-    """One claim, checked."""
+    """One claim; ConfigError if its rule or figure is unknown, or lacks what it needs."""
     for key in table:
         if key not in KEYS:
             raise ConfigError(f"{where}: unknown key {key!r}{nearest(key, KEYS)}")
@@ -159,7 +159,7 @@ def parse_claim(where: str, table: Mapping[str, Any]) -> Claim:
 
 
 def evaluate_claims(study: Study, claims: Sequence[Claim], out: Path) -> list[EvaluatedClaim]:
-    """Every claim, held against the runs that are finished."""
+    """Check every claim on the finished runs."""
     runs: dict[str, dict[tuple[Any, ...], Record]] = {}
     for cell, record in results(study, out):
         runs.setdefault(cell.method, {})[cell.place] = record
@@ -167,44 +167,48 @@ def evaluate_claims(study: Study, claims: Sequence[Claim], out: Path) -> list[Ev
 
 
 def evaluate_claim(study: Study, claim: Claim, runs: Mapping[str, Mapping[tuple[Any, ...], Record]]) -> EvaluatedClaim:
-    """One claim."""
-    if lacking := sorted(claim.methods - {*runs}):
-        return EvaluatedClaim(claim, "not shown", f"no finished run of {', '.join(lacking)}")
+    """Check one claim on the runs, by method and place in the grid."""
+    missing = sorted(claim.methods - {*runs})
+    if missing:
+        return EvaluatedClaim(claim, "not shown", f"no finished run of {', '.join(missing)}")
     if claim.rule == "leads":
-        return EvaluatedClaim(claim, *hold_lead(claim, runs))
-    ways = [way for cells in runs.values() for record in cells.values() if (way := record.direction(claim.metric))]
-    figure = Figure(claim.of, claim.metric, study.threshold.get(claim.metric, math.nan), study.last, "lower" in ways)
-    figures = {m: known(figure, runs[m]) for m in claim.methods}
+        return EvaluatedClaim(claim, *check_lead(claim, runs))
+    records = [record for cells in runs.values() for record in cells.values()]
+    lower = any(record.direction(claim.metric) == "lower" for record in records)
+    figure = Figure(claim.of, claim.metric, study.threshold.get(claim.metric, math.nan), study.last, lower)
+    figures = {method: evaluate_figure(figure, runs[method]) for method in claim.methods}
     if claim.rule not in AMONG:
-        return EvaluatedClaim(claim, *hold_value(claim, list(figures[claim.method].values()), study.shared))
+        return EvaluatedClaim(claim, *check_value(claim, list(figures[claim.method].values()), study.shared))
     return EvaluatedClaim(
-        claim, *hold_pairs(claim, figures[claim.method], [figures[m] for m in claim.than], study.shared)
+        claim, *check_pairs(claim, figures[claim.method], [figures[m] for m in claim.than], study.shared)
     )
 
 
-def known(figure: Figure, cells: Mapping[tuple[Any, ...], Record]) -> Figures:
+def evaluate_figure(figure: Figure, cells: Mapping[tuple[Any, ...], Record]) -> Figures:
     """The figure of every run that has it."""
     found = {place: figure(record) for place, record in cells.items()}
     return {place: value for place, value in found.items() if not math.isnan(value)}
 
 
-def hold_value(claim: Claim, values: Collection[float], shared: float = 0.0) -> tuple[Verdict, str]:
+def check_value(claim: Claim, values: Collection[float], shared: float = 0.0) -> tuple[Verdict, str]:
     """Rules `each`, `mean` and `below`."""
     if not values:
         return "not shown", "no run has the figure"
-    told = f"{np.mean(list(values)):.4g} (mean of {len(values)}), from {min(values):.4g} to {max(values):.4g}"
+    mean = float(np.mean(list(values)))
+    ours = f"{mean:.4g} (mean of {len(values)}), from {min(values):.4g} to {max(values):.4g}"
     if claim.rule == "below":
         found = interval(list(values), shared=shared)
-        told += f", ± {found.half:.2g}"
+        ours += f", ± {found.half:.2g}"
         if math.isnan(found.half) or found.contains(claim.value):
-            return "not shown", told
-        return ("holds" if found.mean < claim.value else "does not hold"), told
-    off = [abs(v - claim.value) for v in (values if claim.rule == "each" else [float(np.mean(list(values)))])]
-    return ("holds" if max(off) <= claim.tolerance + 1e-12 else "does not hold"), told
+            return "not shown", ours
+        return verdict_of(found.mean < claim.value), ours
+    compared = values if claim.rule == "each" else [mean]
+    difference = max(abs(value - claim.value) for value in compared)
+    return verdict_of(difference <= claim.tolerance + 1e-12), ours
 
 
-def hold_pairs(claim: Claim, ours: Figures, theirs: Sequence[Figures], shared: float) -> tuple[Verdict, str]:
-    """Rules `more`, `less` and `equal`: pairs of the same place, theirs the mean of several methods."""
+def check_pairs(claim: Claim, ours: Figures, theirs: Sequence[Figures], shared: float) -> tuple[Verdict, str]:
+    """Rules `more`, `less` and `equal`: runs are paired by fold and seed; theirs are means of several methods."""
     common = [place for place in ours if all(place in other for other in theirs)]
     a = np.array([ours[place] for place in common])
     b = np.array([np.mean([other[place] for other in theirs]) for place in common])
@@ -212,24 +216,35 @@ def hold_pairs(claim: Claim, ours: Figures, theirs: Sequence[Figures], shared: f
     if len(common) < 2:
         return "not shown", f"{means}; {len(common)} pair, and two are needed"
     found = paired(a, b, shared).difference
-    told = f"{means}; difference {found.mean:+.4g} ± {found.half:.2g}, {len(common)} pairs"
+    text = f"{means}; difference {found.mean:+.4g} ± {found.half:.2g}, {len(common)} pairs"
     if claim.rule == "equal":
-        far = abs(found.mean) - claim.tolerance
-        return ("holds" if far <= -found.half else "does not hold" if far > found.half else "not shown"), told
+        # The whole interval must lie inside of the tolerance (holds) or outside of it (does not hold).
+        excess = abs(found.mean) - claim.tolerance
+        if excess <= -found.half or excess > found.half:
+            return verdict_of(excess <= 0), text
+        return "not shown", text
     if abs(found.mean) <= found.half or not found.mean:
-        return "not shown", told
-    return ("holds" if (found.mean > 0) == (claim.rule == "more") else "does not hold"), told
+        return "not shown", text
+    return verdict_of((found.mean > 0) == (claim.rule == "more")), text
 
 
-def hold_lead(claim: Claim, runs: Mapping[str, Mapping[tuple[Any, ...], Record]]) -> tuple[Verdict, str]:
-    """Rule `leads`: in every place, the rounds that the method leads among those it is compared with."""
-    of = [claim.method, *claim.than]
-    common = [place for place in runs[claim.method] if all(place in runs[m] for m in of)]
-    shares = [dominance({m: [runs[m][place]] for m in of}, claim.metric)[claim.method] for place in common]
+def check_lead(claim: Claim, runs: Mapping[str, Mapping[tuple[Any, ...], Record]]) -> tuple[Verdict, str]:
+    """Rule `leads`: the share of rounds in which the method leads the others, for every fold and seed."""
+    methods = [claim.method, *claim.than]
+    shares: list[float] = []
+    for place in runs[claim.method]:
+        if all(place in runs[method] for method in methods):
+            records = {method: [runs[method][place]] for method in methods}
+            shares.append(dominance(records, claim.metric)[claim.method])
     if len(shares) < 2:
-        return "not shown", f"{len(shares)} place has runs of all {len(of)}, and two are needed"
+        return "not shown", f"{len(shares)} place has runs of all {len(methods)}, and two are needed"
     found = interval(shares)
-    told = f"leads {found.mean:.0%} ± {found.half:.0%} of the rounds, {len(shares)} places"
+    text = f"leads {found.mean:.0%} ± {found.half:.0%} of the rounds, {len(shares)} places"
     if found.contains(0.5):
-        return "not shown", told
-    return ("holds" if found.mean > 0.5 else "does not hold"), told
+        return "not shown", text
+    return verdict_of(found.mean > 0.5), text
+
+
+def verdict_of(is_true: bool) -> Verdict:
+    """The verdict on a claim that the runs can decide."""
+    return "holds" if is_true else "does not hold"

@@ -1,8 +1,8 @@
-"""The tables of a study: means with intervals, paired tests against a baseline, and what they allow to say."""
+"""The tables of a study: means with confidence intervals, paired tests against a baseline, and verdicts."""
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,35 +18,35 @@ from mutirao.stats import Comparison, Effect, Interval, bootstrap, holm, interva
 from mutirao.studies.published import PublishedValue
 from mutirao.studies.study import Study, results
 
-Runs = dict[str, dict[tuple[Any, ...], Record]]  # by method, then by place in the grid
+Runs = dict[str, dict[tuple[Any, ...], Record]]  # by method, then by the cell's place in the grid
 
 
 @dataclass(frozen=True)
 class MethodResult:
-    """One method by one metric, over all places of the grid."""
+    """The results of one method by one metric, over all folds and seeds."""
 
     method: str
     metric: str
     final: Interval
-    spread: Interval  # of the bootstrap
+    spread: Interval  # by bootstrap
     best: Interval
-    wobble: float  # standard deviation over the last rounds, averaged over runs
+    final_std: float  # standard deviation over the last rounds, averaged over runs
     reached: str  # rounds to the threshold
-    against: Comparison | None  # the baseline; None for itself, and if there is nothing to go by
+    against: Comparison | None  # with the baseline; None for the baseline itself, and without common cells
     p_holm: float
     values: tuple[float, ...]
-    way: Direction | None  # which way is better
-    verdict: str  # better, worse or not shown, against the baseline; or why there is none
-    claim: PublishedValue | None = None  # what a paper says
+    direction: Direction | None  # which way is better
+    verdict: str  # better, worse or not shown, compared with the baseline; or why there is none
+    published: PublishedValue | None = None
 
     @property
     def apart(self) -> float:
-        """Ours minus the published value; NaN if there is none."""
-        return self.final.mean - self.claim.value if self.claim else math.nan
+        """Our mean minus the published value; NaN if there is none."""
+        return self.final.mean - self.published.value if self.published else math.nan
 
     @property
     def within(self) -> bool | None:
-        """Whether the published value lies in the interval of ours; None if one of them is not there."""
+        """Whether the published value lies in our confidence interval; None if one of them is missing."""
         if math.isnan(self.apart) or math.isnan(self.final.half):
             return None
         return abs(self.apart) <= self.final.half
@@ -67,35 +67,57 @@ def compare_methods(study: Study, out: Path) -> list[MethodResult]:
     for cell, record in results(study, out):
         runs.setdefault(cell.method, {})[cell.place] = record
     if not runs:
-        raise ConfigError(f"{out} holds no finished run of the study")
-    found = dict.fromkeys(k for cells in runs.values() for record in cells.values() for k in record.summary["final"])
+        raise ConfigError(f"{out} contains no finished run of the study")
+    found: dict[str, None] = {}
+    for record in records_of(runs):
+        found |= dict.fromkeys(record.summary["final"])
     lines: list[MethodResult] = []
     for metric in study.metrics or tuple(found):
-        of_metric = [result_of(study, runs, method, metric) for method in study.methods if method in runs]
-        known = {line.method: line.against.p_t for line in of_metric if line.against}
+        results_of_metric = [result_of(study, runs, method, metric) for method in study.methods if method in runs]
+        known = {line.method: line.against.p_t for line in results_of_metric if line.against}
         corrected = holm({method: p for method, p in known.items() if not math.isnan(p)})
-        lines += [MethodResult(**{**vars(line), "p_holm": corrected.get(line.method, math.nan)}) for line in of_metric]
+        lines += [
+            MethodResult(**{**vars(line), "p_holm": corrected.get(line.method, math.nan)}) for line in results_of_metric
+        ]
     return lines
 
 
+def records_of(runs: Runs) -> Iterator[Record]:
+    """All runs, method by method."""
+    for cells in runs.values():
+        yield from cells.values()
+
+
 def direction_in(runs: Runs, metric: str) -> Direction | None:
-    """Which way a metric is better, as the first run says that does."""
-    return next((way for cells in runs.values() for run in cells.values() if (way := run.direction(metric))), None)
+    """Which way a metric is better, by the first run that declares it."""
+    return next(filter(None, (record.direction(metric) for record in records_of(runs))), None)
 
 
 def result_of(study: Study, runs: Runs, method: str, metric: str) -> MethodResult:
-    """What is known of one method by one metric."""
+    """The results of one method by one metric."""
     cells = {place: run for place, run in runs[method].items() if metric in run.summary["final"]}
     ends = {place: run.summary["final"][metric] for place, run in cells.items()}
-    timed = [[(int(row["round"]), row[metric]) for row in run.rows if metric in row] for run in cells.values()]
-    theirs = {p: run.summary["final"] for p, run in runs.get(study.baseline, {}).items()}
-    common = [p for p in cells if metric in theirs.get(p, {})]
-    against, way = None, direction_in(runs, metric)
-    if method != study.baseline and common and way:
-        sign = -1.0 if way == "lower" else 1.0
-        both = np.array([ends[p] for p in common]), np.array([theirs[p][metric] for p in common])
-        against = paired(sign * both[0], sign * both[1], study.shared)
-    missing = "direction not declared" if way is None else "nothing in common"
+    curves = [curve_of(run, metric) for run in cells.values()]
+    baseline = {place: run.summary["final"] for place, run in runs.get(study.baseline, {}).items()}
+    common = [place for place in cells if metric in baseline.get(place, {})]
+    direction = direction_in(runs, metric)
+    against = None
+    if method == study.baseline:
+        verdict = "baseline"
+    elif direction is None:
+        verdict = "direction not declared"
+    elif not common:
+        verdict = "nothing in common"
+    else:
+        sign = -1.0 if direction == "lower" else 1.0
+        ours = np.array([ends[place] for place in common])
+        theirs = np.array([baseline[place][metric] for place in common])
+        against = paired(sign * ours, sign * theirs, study.shared)
+        verdict = against.verdict
+    reached = ""
+    if direction and metric in study.threshold:
+        reached = reached_in(curves, study.threshold[metric], direction == "lower")
+    stds = [final_std(curve, study.last) for curve in curves if curve]
     values = list(ends.values())
     return MethodResult(
         method=method,
@@ -103,27 +125,34 @@ def result_of(study: Study, runs: Runs, method: str, metric: str) -> MethodResul
         final=interval(values),
         spread=bootstrap(values, rng(0, 0, "bootstrap", f"{method} {metric}")),
         best=interval([run.summary["best"].get(metric, math.nan) for run in cells.values()]),
-        wobble=float(np.mean([final_std(curve, study.last) for curve in timed if curve])) if any(timed) else math.nan,
-        reached=reached_in(timed, study.threshold[metric], way == "lower") if way and metric in study.threshold else "",
+        final_std=float(np.mean(stds)) if stds else math.nan,
+        reached=reached,
         against=against,
         p_holm=math.nan,
         values=tuple(values),
-        way=way,
-        verdict="baseline" if method == study.baseline else against.verdict if against else missing,
-        claim=study.published.claims.get((method, metric)),
+        direction=direction,
+        verdict=verdict,
+        published=study.published.claims.get((method, metric)),
     )
+
+
+def curve_of(run: Record, metric: str) -> list[tuple[int, float]]:
+    """The rounds in which a metric was evaluated, and its values."""
+    return [(int(row["round"]), row[metric]) for row in run.rows if metric in row]
 
 
 def reached_in(curves: Sequence[Sequence[tuple[int, float]]], threshold: float, lower: bool = False) -> str:
     """The median number of rounds until a value is at least the threshold (at most, if `lower` values are better).
 
-    Curves are (round, value); runs that never get there count as later than their last round.
+    Curves are (round, value). Runs that never reach it count as later than their last round.
     """
     sign = -1.0 if lower else 1.0
-    places = [rounds_to([sign * value for _, value in curve], sign * threshold) for curve in curves]
-    times = [None if place is None else curve[place - 1][0] for curve, place in zip(curves, places, strict=True)]
-    known = sum(t is not None for t in times)
-    median = float(np.median([math.inf if t is None else t for t in times])) if times else math.inf
+    times: list[float] = []
+    for curve in curves:
+        count = rounds_to([sign * value for _, value in curve], sign * threshold)
+        times.append(math.inf if count is None else curve[count - 1][0])
+    known = sum(math.isfinite(time) for time in times)
+    median = float(np.median(times)) if times else math.inf
     last = max((curve[-1][0] for curve in curves if curve), default=0)
     text = f"{median:g}" if math.isfinite(median) else f"> {last}"
     return f"{text} ({known} of {len(times)})"
@@ -148,34 +177,52 @@ HEADER = (
     "d",
     "verdict",
 )
-BESIDE = ("published", "ours - published", "within", "published rounds")  # columns of what papers say, where they do
+BESIDE = (
+    "published",
+    "ours - published",
+    "within",
+    "published rounds",
+)  # columns with published values, if any
 
 
 def header_of(lines: Sequence[MethodResult]) -> tuple[str, ...]:
-    """The columns of a table: those that all have, and of published values as many as there are."""
+    """The columns of a table: the usual ones, and those of published values that are not empty."""
     rows = [beside(line) for line in lines]
     return (*HEADER, *(name for i, name in enumerate(BESIDE) if any(row[i] for row in rows)))
 
 
 def row_of(line: MethodResult, header: Sequence[str]) -> tuple[str, ...]:
-    """A line as the texts below a header."""
+    """A result as the texts below a header."""
     texts = dict(zip((*HEADER, *BESIDE), (*cells_of(line), *beside(line)), strict=True))
     return tuple(texts[name] for name in header)
 
 
 def beside(line: MethodResult) -> tuple[str, ...]:
-    """What is published, how far ours is from it, and whether it lies in the interval of ours."""
-    claim = line.claim
-    if claim is None:
+    """The published value, our difference from it, and whether it lies in our confidence interval."""
+    published = line.published
+    if published is None:
         return ("",) * len(BESIDE)
     apart = "" if math.isnan(line.apart) else f"{line.apart:+.4f}"
     within = "" if not apart else {True: "yes", False: "no", None: "-"}[line.within]
-    return str(claim), apart, within, "" if math.isnan(claim.rounds) else f"{claim.rounds:g}"
+    rounds = "" if math.isnan(published.rounds) else f"{published.rounds:g}"
+    return str(published), apart, within, rounds
 
 
 def cells_of(line: MethodResult) -> tuple[str, ...]:
-    """A line as the texts of a table row, without what is published."""
+    """A result as the texts of a table row, without published values."""
     test = line.against
+    tested = ("",) * 8
+    if test:
+        tested = (
+            f"{test.difference.mean:+.4f} ± {number(test.difference.half)}",
+            p_text(test.p),
+            p_text(test.p_two_sided),
+            p_text(test.p_t),
+            p_text(line.p_holm),
+            with_interval(test.r, ".2f"),
+            with_interval(test.delta),
+            with_interval(test.d),
+        )
     return (
         line.method,
         line.metric,
@@ -183,22 +230,20 @@ def cells_of(line: MethodResult) -> tuple[str, ...]:
         number(line.final.half),
         number(line.spread.half),
         number(line.best.mean),
-        number(line.wobble),
+        number(line.final_std),
         line.reached,
-        f"{test.difference.mean:+.4f} ± {number(test.difference.half)}" if test else "",
-        *((p_text(test.p), p_text(test.p_two_sided), p_text(test.p_t), p_text(line.p_holm)) if test else ("",) * 4),
-        *((spanned(test.r, ".2f"), spanned(test.delta), spanned(test.d)) if test else ("",) * 3),
+        *tested,
         line.verdict,
     )
 
 
 def p_text(p: float) -> str:
-    """Four digits, or a dash for what is not known."""
+    """Four digits, or a dash for NaN."""
     return "-" if math.isnan(p) else f"{p:.4g}"
 
 
-def spanned(effect: Effect, form: str = "+.2f") -> str:
-    """An effect size with its interval, or a dash for what is not known."""
+def with_interval(effect: Effect, form: str = "+.2f") -> str:
+    """An effect size with its confidence interval, or a dash for NaN."""
     if math.isnan(effect.value):
         return "-"
     between = "" if math.isnan(effect.low) else f" [{effect.low:{form}}, {effect.high:{form}}]"
@@ -206,7 +251,7 @@ def spanned(effect: Effect, form: str = "+.2f") -> str:
 
 
 def number(value: float) -> str:
-    """Four decimals, or a dash for what is not known."""
+    """Four decimals, or a dash for NaN."""
     return "-" if math.isnan(value) else f"{value:.4f}"
 
 
@@ -219,12 +264,15 @@ def markdown(lines: Sequence[MethodResult]) -> str:
 
 def latex(lines: Sequence[MethodResult]) -> str:
     """Mean and interval of each method by metric, the best of a column in bold, for booktabs."""
-    methods, metrics = list(dict.fromkeys(x.method for x in lines)), list(dict.fromkeys(x.metric for x in lines))
+    methods = list(dict.fromkeys(x.method for x in lines))
+    metrics = list(dict.fromkeys(x.metric for x in lines))
     by = {(x.method, x.metric): x for x in lines}
     top: dict[str, MethodResult] = {}
     for x in lines:
-        best, known = top.get(x.metric), x.way and not math.isnan(x.final.mean)
-        if known and (best is None or (x.final.mean < best.final.mean) == (x.way == "lower")):
+        if not x.direction or math.isnan(x.final.mean):
+            continue
+        best = top.get(x.metric)
+        if best is None or (x.final.mean < best.final.mean) == (x.direction == "lower"):
             top[x.metric] = x
 
     def cell(method: str, metric: str) -> str:
@@ -238,22 +286,25 @@ def latex(lines: Sequence[MethodResult]) -> str:
     def escaped(text: str) -> str:
         return text.replace("_", r"\_").replace("%", r"\%")
 
-    def told(method: str, metric: str) -> str:
-        claim = by[method, metric].claim if (method, metric) in by else None
-        return str(claim).replace("±", r"$\pm$") if claim and str(claim) else "--"
+    def published(method: str, metric: str) -> str:
+        line = by.get((method, metric))
+        text = str(line.published) if line and line.published else ""
+        return text.replace("±", r"$\pm$") or "--"
 
     columns: list[tuple[str, Callable[[str, str], str]]] = []
     heads = []
     for metric in metrics:
         columns.append((metric, cell))
         heads.append(escaped(metric))
-        if any(x.metric == metric and x.claim and str(x.claim) for x in lines):
-            columns.append((metric, told))
+        if any(x.metric == metric and x.published and str(x.published) for x in lines):
+            columns.append((metric, published))
             heads.append("published")
-    body = [" & ".join([escaped(m), *(text(m, k) for k, text in columns)]) + r" \\" for m in methods]
-    head = " & ".join(["method", *heads]) + r" \\"
-    begin, end = rf"\begin{{tabular}}{{l{'r' * len(columns)}}}", r"\end{tabular}"
-    return "\n".join([begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", end, ""])
+    begin = rf"\begin{{tabular}}{{l{'r' * len(columns)}}}"
+    rows = [begin, r"\toprule", " & ".join(["method", *heads]) + r" \\", r"\midrule"]
+    for method in methods:
+        texts = [text(method, metric) for metric, text in columns]
+        rows.append(" & ".join([escaped(method), *texts]) + r" \\")
+    return "\n".join([*rows, r"\bottomrule", r"\end{tabular}", ""])
 
 
 def write_tables(study: Study, lines: Sequence[MethodResult], out: Path) -> None:
@@ -271,7 +322,7 @@ def write_tables(study: Study, lines: Sequence[MethodResult], out: Path) -> None
             "half_t": x.final.half,
             "half_bootstrap": x.spread.half,
             "best": x.best.mean,
-            "wobble": x.wobble,
+            "wobble": x.final_std,
             "rounds_to": x.reached,
             "values": list(x.values),
             "difference": x.against.difference.mean if x.against else None,
@@ -287,29 +338,31 @@ def write_tables(study: Study, lines: Sequence[MethodResult], out: Path) -> None
         for x in lines
     ]
     clean = [without_nan(row) for row in rows]
-    ways = {x.metric: x.way for x in lines if x.way}
-    told = {"recipe": study.called, "baseline": study.baseline, "directions": ways, "shared": study.shared}
+    directions = {x.metric: x.direction for x in lines if x.direction}
+    table: dict[str, Any] = {"schema": 1, "recipe": study.called, "baseline": study.baseline}
+    table |= {"directions": directions, "shared": study.shared}
     if about.claims:
-        told["published"] = {"source": about.source, "note": about.note}
-    table = {"schema": 1, **told, "lines": clean}
+        table["published"] = {"source": about.source, "note": about.note}
+    table["lines"] = clean
     write_whole(out / "table.json", json.dumps(table, indent=2) + "\n")
 
 
 def effects_of(test: Comparison | None) -> dict[str, Any]:
-    """The effect sizes with the ends of their intervals, None where there is no test."""
+    """The effect sizes with their confidence intervals, None without a test."""
     sizes = {"r": test.r, "delta": test.delta, "d": test.d} if test else {}
     values: dict[str, Any] = {name: sizes[name].value if test else None for name in ("r", "delta", "d")}
     return values | {f"{name}_95": [size.low, size.high] for name, size in sizes.items() if not math.isnan(size.low)}
 
 
 def published_of(line: MethodResult) -> dict[str, Any] | None:
-    """What is published of a line, and how ours lies to it."""
-    if line.claim is None:
+    """The published value of a result, and our difference from it."""
+    published = line.published
+    if published is None:
         return None
-    told = {"value": line.claim.value, "half": line.claim.half, "rounds": line.claim.rounds, "apart": line.apart}
-    return without_nan(told) | {"within": line.within, "source": line.claim.source, "note": line.claim.note}
+    values = {"value": published.value, "half": published.half, "rounds": published.rounds, "apart": line.apart}
+    return without_nan(values) | {"within": line.within, "source": published.source, "note": published.note}
 
 
 def without_nan(row: dict[str, Any]) -> dict[str, Any]:
-    """A row for JSON, which has no word for what is not a number."""
+    """A row for JSON, with None for NaN."""
     return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()}

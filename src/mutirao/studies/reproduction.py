@@ -1,7 +1,7 @@
-"""The systems that can be reproduced by one command: what each needs, and how large it is made in the time one has.
+"""Reproductions of published systems: their data, their size for a given time, and verdicts on the claims.
 
-A system is a file in `systems/`: a study, its two forms (`quick` and `full`: seeds, places, methods, settings and the
-minutes they took on two cores), where its data are looked for, and the claims that are held against the runs.
+A system is a file in `studies/systems/`: a study in two sizes (`quick` and `full`: seeds, folds, methods, settings and
+the minutes they took on two cores), where to search for its data, and the published claims to check.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ from mutirao.studies.study import Study
 
 HOME = Path(__file__).parent / "systems"
 NAMES = ("fedrisk", "aoiu", "groups", "recsys", "cytology")
-QUICK_LIMIT = 8.5  # minutes after which a quick form makes no further runs: tables and the report follow
+QUICK_LIMIT = 8.5  # minutes after which no further runs start: tables and the report take the rest of ten
 LEAST_ROUNDS = 2
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large a reproduction is, and the minutes it takes on two cores."""
+    """The size of a reproduction, and the minutes it takes on two cores."""
 
     minutes: float
     methods: tuple[str, ...]
@@ -41,33 +41,33 @@ class Size:
 
     @property
     def runs(self) -> int:
-        """How many runs it makes."""
+        """The number of runs."""
         places = len(self.seeds)
         for values in self.over.values():
             places *= len(values)
         return places * len(self.methods)
 
     def cut(self, **smaller: Any) -> "Size":
-        """The same with less of something, and as many minutes as that takes."""
+        """A smaller size, with minutes in proportion to its runs."""
         other = replace(self, **smaller)
         return replace(other, minutes=self.minutes * other.runs / self.runs)
 
 
 @dataclass(frozen=True)
 class Data:
-    """The data of a system: what is needed, the names of folders that hold it, and what can stand in for it."""
+    """The data of a system: its description, usual folder names, and a stand-in."""
 
     needs: str
     names: tuple[str, ...]
-    holds: str  # a pattern of a file in such a folder
+    holds: str  # glob pattern of a file in such a folder
     stand_in: str
-    about: str  # the stand-in
+    about: str  # description of the stand-in
     settings: Mapping[str, Any] = field(default_factory=dict)  # with the stand-in
 
 
 @dataclass(frozen=True)
 class System:
-    """What a file in `systems/` says."""
+    """A published system, as its file describes it."""
 
     name: str
     title: str
@@ -81,88 +81,103 @@ class System:
 
 
 def read_system(name: str) -> System:
-    """The system of that name."""
+    """Read the file of a system."""
     if name not in NAMES:
         raise ConfigError(f"no system is called {name!r}{nearest(name, NAMES)}")
     table = read_toml(HOME / f"{name}.toml")
     study = table["study"]
     whole = {"methods": tuple(study["methods"]), "over": study.get("over", {})}
-    quick, full = (parse_size(whole | table[size]) for size in ("quick", "full"))
-    given = table["data"]
-    data = Data(**{**given, "names": tuple(given["names"])})
+    quick = parse_size(whole | table["quick"])
+    full = parse_size(whole | table["full"])
+    data = Data(**{**table["data"], "names": tuple(table["data"]["names"])})
     claims = read_claims(name, table.get("claims", ()))
     return System(name, table["title"], table["paper"], table["page"], data, study, quick, full, claims)
 
 
 def parse_size(table: Mapping[str, Any]) -> Size:
-    """A form with lists that nobody changes."""
+    """A size from its table."""
     return Size(**{**table, "methods": tuple(table["methods"]), "seeds": tuple(table["seeds"])})
 
 
 def largest_size(system: System, minutes: float) -> Size:
-    """The largest form that takes at most so long by what was measured: first seeds go, then places, then methods.
+    """The largest size that takes at most so long by measured times: first seeds are cut, then folds, then methods.
 
-    Where not even the least of the full size fits, the settings are those of the quick form, and last of all its rounds
-    are cut.
+    If not even the smallest cut of the full size fits, the quick size is taken, and last of all its rounds are cut.
     """
     quick, full = system.quick, system.full
     if minutes >= full.minutes:
         return full
     methods = tuple(m for m in full.methods if m in quick.methods)
-    ways: list[dict[str, Any]] = [{}, {"over": quick.over}, {"over": quick.over, "methods": methods}]
-    for form, least in ((full, 1), (quick, len(quick.seeds))):
-        for way in ways if form is full else [{}]:
-            for many in range(len(full.seeds), least - 1, -1):
-                found = form.cut(**way, seeds=full.seeds[:many])
-                if found.minutes <= minutes:
-                    return found
-    most = {**system.study["settings"], **quick.settings}["rounds"]
-    rounds = max(LEAST_ROUNDS, min(most, int(most * minutes / quick.minutes)))
+    candidates = [
+        (full, full, 1),
+        (full, full.cut(over=quick.over), 1),
+        (full, full.cut(over=quick.over, methods=methods), 1),
+        (quick, quick, len(quick.seeds)),
+    ]
+    for base, size, min_seeds in candidates:
+        for count in range(len(full.seeds), min_seeds - 1, -1):
+            found = base.cut(over=size.over, methods=size.methods, seeds=full.seeds[:count])
+            if found.minutes <= minutes:
+                return found
+    all_rounds = {**system.study["settings"], **quick.settings}["rounds"]
+    rounds = max(LEAST_ROUNDS, min(all_rounds, int(all_rounds * minutes / quick.minutes)))
     return replace(quick, settings={**quick.settings, "rounds": rounds}, minutes=minutes)
 
 
 def list_cuts(system: System, form: Size) -> list[str]:
-    """What a form leaves out of the full one, a line each."""
-    full, said = system.full, []
-    if gone := [m for m in full.methods if m not in form.methods]:
-        said.append(f"methods: {len(form.methods)} of {len(full.methods)}, without {', '.join(gone)}")
-    for what, ours, all_of in (
-        ("seeds", form.seeds, full.seeds),
-        *((axis, form.over.get(axis, values), values) for axis, values in full.over.items()),
-    ):
-        if len(ours) < len(all_of):
-            said.append(f"{what}: {len(ours)} of {len(all_of)}")
-    both = [dict([*flatten(system.study["settings"]), *flatten(f.settings)]) for f in (form, full)]
-    said += [f"{k}: {v} instead of {both[1].get(k, 'the default')}" for k, v in both[0].items() if v != both[1].get(k)]
-    marks = system.study.get("threshold", {}) | dict(full.threshold)
-    said += [
-        f"rounds are counted to {k} {v}, not {marks.get(k)}" for k, v in form.threshold.items() if v != marks.get(k)
-    ]
-    return said
+    """What a size leaves out of the full one, a line for each."""
+    full = system.full
+    lines: list[str] = []
+    left_out = [method for method in full.methods if method not in form.methods]
+    if left_out:
+        lines.append(f"methods: {len(form.methods)} of {len(full.methods)}, without {', '.join(left_out)}")
+    if len(form.seeds) < len(full.seeds):
+        lines.append(f"seeds: {len(form.seeds)} of {len(full.seeds)}")
+    for axis, values in full.over.items():
+        ours = form.over.get(axis, values)
+        if len(ours) < len(values):
+            lines.append(f"{axis}: {len(ours)} of {len(values)}")
+    common = dict(flatten(system.study["settings"]))
+    settings = common | dict(flatten(form.settings))
+    full_settings = common | dict(flatten(full.settings))
+    for key, value in settings.items():
+        if value != full_settings.get(key):
+            lines.append(f"{key}: {value} instead of {full_settings.get(key, 'the default')}")
+    thresholds = system.study.get("threshold", {}) | dict(full.threshold)
+    for metric, threshold in form.threshold.items():
+        if threshold != thresholds.get(metric):
+            lines.append(f"rounds are counted to {metric} {threshold}, not {thresholds.get(metric)}")
+    return lines
 
 
 def study_table(system: System, form: Size, data: str, stand_in: bool) -> dict[str, Any]:
-    """The study file of a form: its methods, seeds, places and settings, and what is published of these methods."""
+    """The study file of a size: methods, seeds, folds and settings, with the published values of these methods."""
     table: dict[str, Any] = copy.deepcopy(dict(system.study))
-    table["methods"] = {m: table["methods"][m] for m in form.methods}
+    thresholds = table.get("threshold", {})
+    table["methods"] = {method: table["methods"][method] for method in form.methods}
     table |= {"seeds": list(form.seeds), "over": dict(form.over)}
     table["settings"] = merged([*flatten(table["settings"]), *flatten(form.settings), ("data", data)])
-    moved = {k for k, v in form.threshold.items() if v != table.get("threshold", {}).get(k)}
-    table["threshold"] = {**table.get("threshold", {}), **form.threshold}
-    told = table.get("published")
-    if told is not None:
-        for key in ("values", "rounds_to"):
-            told[key] = {m: own for m, own in told.get(key, {}).items() if m in form.methods}
-        told["rounds_to"] = {
-            m: {k: v for k, v in own.items() if k not in moved} for m, own in told["rounds_to"].items()
-        }
+    table["threshold"] = {**thresholds, **form.threshold}
+    published = table.get("published")
+    if published is not None:
+        # Published rounds to a threshold cannot be compared with ours to another one.
+        other_threshold = {metric for metric, value in form.threshold.items() if value != thresholds.get(metric)}
+        published["values"] = pick(published.get("values", {}), form.methods)
+        published["rounds_to"] = pick(published.get("rounds_to", {}), form.methods)
+        for method, rounds in published["rounds_to"].items():
+            published["rounds_to"][method] = {k: v for k, v in rounds.items() if k not in other_threshold}
         if stand_in:
-            told["note"] = f"{told.get('note', '')} Ours are on stand-in data: {system.data.about}.".strip()
+            published["note"] = f"{published.get('note', '')} Ours are on stand-in data: {system.data.about}.".strip()
     return table
 
 
+def pick(table: Mapping[str, Any], methods: Sequence[str]) -> dict[str, Any]:
+    """The entries of these methods."""
+    return {method: values for method, values in table.items() if method in methods}
+
+
 def find_system_data(system: System, given: Path | None) -> Path | None:
-    """The folder with the system's data: what was given or lies in it; else in the usual places; None if nowhere."""
+    """The folder with the system's data: the given one or one in it, else in the usual places; None if not found."""
     wanted = system.data
     for home in [given] if given else usual_places():
         for folder in (home, *(home / name for name in wanted.names)):
@@ -170,25 +185,25 @@ def find_system_data(system: System, given: Path | None) -> Path | None:
                 return folder
     if given:
         raise ConfigError(
-            f"--data {given}: neither it nor a folder {' or '.join(wanted.names)} in it holds {wanted.holds}; "
-            f"right would be {wanted.needs}"
+            f"--data {given}: neither it nor a folder {' or '.join(wanted.names)} in it contains {wanted.holds}; "
+            f"expected {wanted.needs}"
         )
     return None
 
 
 def usual_places() -> list[Path]:
-    """Where data are looked for: `$MUTIRAO_DATA`, `data` here and at home, and where Debian's packages put theirs."""
+    """Where data are searched: `$MUTIRAO_DATA`, `data` here and at home, and Debian's folder of data sets."""
     own = [Path(p).expanduser() for p in os.environ.get("MUTIRAO_DATA", "").split(os.pathsep) if p]
     return [*own, Path("data"), Path.home() / "data", Path("/usr/share/datasets")]
 
 
 class OutOfTime(Exception):
-    """The minutes are over."""
+    """The time limit of a reproduction has passed."""
 
 
 @contextlib.contextmanager
 def at_most(minutes: float | None) -> Iterator[None]:
-    """Raise OutOfTime in the block when the minutes are over, where the system can tell; None: never."""
+    """Raise OutOfTime in the block after so many minutes, if the platform has timers; None: never."""
     if minutes is None or not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -211,20 +226,23 @@ BESIDE = ("metric", "method", "published", "ours", "runs", "published rounds", "
 def outcome_of(
     system: System, study: Study, size: str, label: str, cuts: Sequence[str], out: Path, *, stand_in: bool
 ) -> dict[str, Any]:
-    """What `reproduction.json` says; a claim is asked where all of its methods are run, in the form it is for."""
-    asked = [c for c in system.claims if c.methods <= {*study.methods} and c.only in ("", size)]
-    unasked = [c.says for c in system.claims if c not in asked]
+    """The content of `reproduction.json`; a claim is checked if all its methods are run, in the size it is for."""
+    checked = [c for c in system.claims if c.methods <= {*study.methods} and c.only in ("", size)]
+    unchecked = [c.says for c in system.claims if c not in checked]
     facts = {"schema": 1, "system": system.name, "title": system.title, "paper": system.paper, "page": system.page}
-    claims = [claim_row(judged, stand_in) for judged in evaluate_claims(study, asked, out)]
-    more = [*cuts, *(f"claim not asked in this size: {says}" for says in unasked)]
-    return {**facts, "size": size, "data": label, "stand_in": stand_in, "cuts": more, "claims": claims}
+    claims = [claim_row(evaluated, stand_in) for evaluated in evaluate_claims(study, checked, out)]
+    all_cuts = [*cuts, *(f"claim not asked in this size: {says}" for says in unchecked)]
+    return {**facts, "size": size, "data": label, "stand_in": stand_in, "cuts": all_cuts, "claims": claims}
 
 
-def claim_row(judged: EvaluatedClaim, stand_in: bool) -> dict[str, Any]:
-    """A claim for tables: on data that stand in for the paper's nothing is shown of it, whatever the figures are."""
-    claim, verdict, ours = judged.claim, judged.verdict, judged.ours
+def claim_row(evaluated: EvaluatedClaim, stand_in: bool) -> dict[str, Any]:
+    """A claim for tables. Stand-in data show nothing about a claim, whatever the figures are."""
+    claim = evaluated.claim
+    verdict: str = evaluated.verdict
+    ours = evaluated.ours
     if stand_in:
-        verdict, ours = "not shown", f"stand-in data, on which: {judged.verdict}; {ours}"
+        ours = f"stand-in data, on which: {verdict}; {ours}"
+        verdict = "not shown"
     published = f" (published: {claim.published})" if claim.published else ""
     return {
         "says": claim.says,
@@ -237,13 +255,15 @@ def claim_row(judged: EvaluatedClaim, stand_in: bool) -> dict[str, Any]:
 
 
 def beside_rows(lines: Sequence[MethodResult]) -> list[tuple[str, ...]]:
-    """All methods by all metrics: what is published, nothing where nothing is, and ours."""
+    """Our results beside the published values, for all methods and metrics."""
     rows: list[tuple[str, ...]] = []
     for line in lines:
-        half = "" if math.isnan(line.final.half) else f" ± {line.final.half:.4f}"
-        told = line.claim
-        rounds = "" if told is None or math.isnan(told.rounds) else f"{told.rounds:g}"
-        published = str(told) if told else ""
-        ours = f"{line.final.mean:.4f}{half}"
+        ours = f"{line.final.mean:.4f}"
+        if not math.isnan(line.final.half):
+            ours += f" ± {line.final.half:.4f}"
+        rounds = ""
+        if line.published and not math.isnan(line.published.rounds):
+            rounds = f"{line.published.rounds:g}"
+        published = str(line.published) if line.published else ""
         rows.append((line.metric, line.method, published, ours, str(len(line.values)), rounds, line.reached))
     return rows

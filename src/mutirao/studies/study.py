@@ -1,4 +1,4 @@
-"""A study is a grid of runs, methods x folds x seeds, whose finished cells are kept and whose ends are compared."""
+"""Studies: a grid of runs (methods x folds x seeds), which can be resumed and whose results are compared."""
 
 import itertools
 import json
@@ -27,7 +27,7 @@ from mutirao.studies.study_workers import SequentialPool, Start, WorkerPool, ope
 log = logging.getLogger("mutirao")
 
 KEYS = {"recipe", "baseline", "metrics", "seeds", "settings", "over", "methods", "threshold", "last"}
-OTHERWISE = "was made with other settings"  # a cell in whose folder another run is
+OTHER_SETTINGS = "was made with other settings"  # the problem of a cell whose folder contains another run
 KEYS |= {"shared", "published", "tune"}
 
 Pairs = tuple[tuple[str, Any], ...]
@@ -35,22 +35,24 @@ Pairs = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a study: a method in one place of the grid."""
+    """One run of a study: a method with one fold and seed."""
 
     method: str
-    place: tuple[tuple[str, Any], ...]  # such as (("fold", 1), ("seed", 0)): what is paired over
+    place: tuple[tuple[str, Any], ...]  # such as (("fold", 1), ("seed", 0)): runs are paired by it
     settings: tuple[tuple[str, Any], ...]
 
     @property
     def name(self) -> str:
         """The folder of the cell."""
         place = "-".join(f"{k}{v}" for k, v in self.place)
-        return f"{self.method}/{place if is_plain(place) and '%' not in place else quote(place, safe='')}"
+        if not is_plain(place) or "%" in place:
+            place = quote(place, safe="")
+        return f"{self.method}/{place}"
 
 
 @dataclass(frozen=True)
 class Study:
-    r"""What a study file says, or `mutirao.compare` is told.
+    r"""A study, from a file or from the arguments of `mutirao.compare`.
 
     >>> text = 'recipe = "quickstart"\n[methods.FedAvg]\n[methods.FedYogi]\naggregate = "fedyogi"\n'
     >>> _ = Path("two.toml").write_text(text)
@@ -59,19 +61,19 @@ class Study:
     (('FedAvg', 'FedYogi'), 'FedAvg', 2)
     """
 
-    recipe: str | Recipe  # by name, or the object where it has none
+    recipe: str | Recipe  # a name, or an object without a name
     cells: tuple[Cell, ...]
     methods: tuple[str, ...]
     baseline: str
     metrics: tuple[str, ...] = ()
     threshold: Mapping[str, float] = field(default_factory=dict)
-    last: int = 20  # rounds over which variability is measured
-    file: str = ""  # where it was read from, and what was set besides: so that it can go on
+    last: int = 20  # number of last rounds for the standard deviation
+    file: str = ""  # the study file and the settings of --set, so that the study can be resumed
     sets: tuple[str, ...] = ()
-    text: str = ""  # of the file, and the code it names
+    text: str = ""  # the text of the file, and the code that it names
     names: tuple[str, ...] = ()
-    shared: float = 0.0  # n_test/n_train, where the cells' data are splits of one set
-    published: PublishedValues = PublishedValues()  # what papers say of the methods
+    shared: float = 0.0  # n_test/n_train, if the cells' data are splits of one set
+    published: PublishedValues = PublishedValues()
 
     @property
     def called(self) -> str:
@@ -82,10 +84,10 @@ class Study:
 def read_study(
     path: Path, sets: Sequence[tuple[str, Any]] = (), trust: Trust = distrust, out: Path | None = None
 ) -> Study:
-    r"""Read a study file and check every cell's settings before anything runs; `sets` holds for all cells.
+    r"""Read a study file and check every cell's settings before anything runs; `sets` are for all cells.
 
-    `seeds`, which counts the seeds or lists them, may be set too. Code that the file names is loaded if `trust` says
-    so, or if the user ran the same file into the folder `out` before.
+    They may contain `seeds`, a number or a list. Code that the file names is loaded if `trust` allows it, or if the
+    user ran the same file with the folder `out` before.
 
     >>> _ = Path("wrong.toml").write_text('recipe = "quickstart"\n[methods.m]\naggregate = "fedavgg"\n')
     >>> read_study(Path("wrong.toml"))
@@ -93,7 +95,8 @@ def read_study(
         ...
     mutirao.errors.ConfigError: wrong.toml: method 'm': aggregate: no part is called 'fedavgg'; did you mean 'fedavg'?
     """
-    table, text = read_toml(path), text_in(path)
+    table = read_toml(path)
+    text = text_in(path)
     typed = [value for _, value in sets]
     check_trust(path, table, trust, typed, lambda: out is not None and is_own_study(out, text))
     for key in table:
@@ -102,7 +105,8 @@ def read_study(
     methods = table.get("methods")
     if not isinstance(methods, dict) or not methods:
         raise ConfigError(f"{path}: name at least one method, such as [methods.fedavg]")
-    recipe, over = str(table.get("recipe", "")), dict(table.get("over", {}))
+    recipe = str(table.get("recipe", ""))
+    over = dict(table.get("over", {}))
     seeds = dict(sets).get("seeds", table.get("seeds", [0]))
     over["seed"] = list(range(seeds)) if isinstance(seeds, int) else seeds
     baseline = str(table.get("baseline", next(iter(methods))))
@@ -111,7 +115,8 @@ def read_study(
     def settle(own: Any, place: Pairs) -> Pairs:
         return (*common, *flatten(own), *(s for s in sets if s[0] != "seeds"), *place)
 
-    metrics, threshold = tuple(table.get("metrics", ())), table.get("threshold", {})
+    metrics = tuple(table.get("metrics", ()))
+    threshold = table.get("threshold", {})
     try:
         config = find(recipe).config
         cells = lay_out(config, methods, over, baseline, settle)
@@ -119,7 +124,6 @@ def read_study(
         published = read_published_values(table.get("published"), methods, metrics, threshold)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-    told = tuple(f"{k}={write_value(v)}" for k, v in sets)
     return Study(
         recipe=recipe,
         cells=cells,
@@ -129,7 +133,7 @@ def read_study(
         threshold=threshold,
         last=int(table.get("last", 20)),
         file=str(path.resolve()),
-        sets=told,
+        sets=tuple(f"{key}={write_value(value)}" for key, value in sets),
         text=text,
         names=tuple(dotted_in([table, typed])),
         shared=shared,
@@ -144,7 +148,7 @@ def lay_out(
     baseline: str,
     settle: Callable[[Any, Pairs], Pairs],
 ) -> tuple[Cell, ...]:
-    """The cells of the grid, each checked before anything runs; `settle` gives the settings of a method in a place."""
+    """The cells of the grid, checked before anything runs; `settle` gives the settings of a method in a place."""
     for axis, values in over.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{axis} must be a list of values")
@@ -153,7 +157,7 @@ def lay_out(
     cells = []
     for method, own in methods.items():
         if not is_plain(method):
-            raise ConfigError(f"method {method!r}: a folder is called so, which must be a plain name")
+            raise ConfigError(f"method {method!r}: expected a plain name, as its folder is called so")
         for values in itertools.product(*over.values()):
             place = tuple(zip(over, values, strict=True))
             try:
@@ -172,10 +176,10 @@ def run_study(
     watch: Callable[[int, str], None] | None = None,
     start: Start = "warm",
 ) -> list[str]:
-    r"""Run the cells that are not finished yet, one core each; return what went wrong, a line a cell.
+    r"""Run the unfinished cells, one core each; return the problems, one line for each failed cell.
 
-    Whatever ends it, such as Ctrl-C, ends its workers at once; called again it goes on with what they left. `start` is
-    how they begin: `fork` hands them a recipe that is an object, and `here` there are none, but one cell after another.
+    If it is interrupted, as by Ctrl-C, its workers end at once; called again, it continues. `start` is how workers
+    start: `fork` is for recipes that are objects, and `here` runs the cells in this process, one after the other.
 
     >>> text = 'recipe = "quickstart"\nseeds = 1\n[methods.fedavg]\nrounds = 1\nper_round = 2\n'
     >>> _ = Path("one.toml").write_text(text)
@@ -183,31 +187,31 @@ def run_study(
     >>> run_study(study, out, start="here"), [cell.method for cell, _ in results(study, out)]  # nothing went wrong
     ([], ['fedavg'])
     """
-    most = min(workers or len(study.cells), len(study.cells))
-    with locked_folder(out), open_pool(most, start, study.recipe) as crew:
+    count = min(workers or len(study.cells), len(study.cells))
+    with locked_folder(out), open_pool(count, start, study.recipe) as pool:
         named = study.metrics or tuple(metric for _, metric in study.published.claims)
-        for _, known, _ in crew.each(declared_metrics, study.cells[:1] if named else ()):
+        for _, known, _ in pool.each(declared_metrics, study.cells[:1] if named else ()):
             check_declared(named, known or ())
         plan = plan_of(study) | mark(study.names, out, study.text, *study.sets)
         write_whole(out / "study.json", json.dumps(plan, indent=2) + "\n")
-        return run_cells(study, out, crew, watch)
+        return run_cells(study, out, pool, watch)
 
 
 def run_cells(
-    study: Study, out: Path, crew: SequentialPool | WorkerPool, watch: Callable[[int, str], None] | None
+    study: Study, out: Path, pool: SequentialPool | WorkerPool, watch: Callable[[int, str], None] | None
 ) -> list[str]:
-    """Make the cells, the first of each method before the second of any; return what went wrong."""
+    """Run the cells, the first of each method before the second of any; return the problems."""
     places = list(dict.fromkeys(cell.place for cell in study.cells))
     cells = sorted(study.cells, key=lambda cell: places.index(cell.place))
     for method in study.methods:
         (out / "cells" / method).mkdir(parents=True, exist_ok=True)
     items = [(cell, out / "cells" / cell.name) for cell in cells]
     problems = []
-    found: set[str] = set()  # metrics of the first finished cell of each method: not all methods have all
+    found: set[str] = set()  # metrics of the first finished cell of each method: they may differ
     unknown = set(study.methods)
-    for done, ((cell, _), said, fault) in enumerate(crew.each(run_cell, items), 1):
-        if problem := said or fault:
-            problems.append(f"{cell.name}: {problem}")
+    for done, ((cell, _), problem, fault) in enumerate(pool.each(run_cell, items), 1):
+        if problem or fault:
+            problems.append(f"{cell.name}: {problem or fault}")
         elif cell.method in unknown:
             unknown.remove(cell.method)
             found.update(metrics_among(Record(out / "cells" / cell.name).history.names))
@@ -218,50 +222,50 @@ def run_cells(
 
 
 def declared_metrics(recipe: str | Recipe, cell: Cell) -> tuple[str, ...]:
-    """The metrics that a cell's task says it will have; none if it does not say, or cannot even be prepared."""
+    """The metrics that a cell's task declares; empty if it declares none or cannot be prepared."""
     try:
         _, found = name_recipe(recipe)
         return found.prepare(resolve(found.config, {}, cell.settings)).metrics
     except Exception:
-        return ()  # the cell will say it
+        return ()  # the cell itself will report the error
 
 
 def check_declared(metrics: Sequence[str], declared: Sequence[str]) -> None:
-    """Refuse metrics that no cell can have; privacy adds its own, and declared ones may be of the worst client, too."""
+    """Refuse metrics that no cell can have; privacy adds epsilon, and metrics may have suffixes such as `_worst`."""
     stems = {stem(metric) for metric in declared} | {"epsilon"}
     refuse_unknown([metric for metric in metrics if declared and stem(metric) not in stems], declared)
 
 
 def refuse_unknown(metrics: Sequence[str], valid: Iterable[str]) -> None:
-    """End a study that is about metrics nobody measures."""
+    """Refuse metrics that no cell has."""
     if metrics:
         raise ConfigError(f"metrics: no cell has a metric {metrics[0]!r}{nearest(metrics[0], valid)}")
 
 
 def plan_of(study: Study) -> dict[str, Any]:
-    """What the study is going to do, for those who look at its folder."""
+    """The content of `study.json`, for readers of the folder."""
     names = {"cells": [cell.name for cell in study.cells], "methods": list(study.methods)}
-    told = {"recipe": study.called, "baseline": study.baseline, "metrics": list(study.metrics)}
-    return {"schema": 1, **told, **names, "threshold": dict(study.threshold), "file": study.file, "sets": study.sets}
+    facts = {"recipe": study.called, "baseline": study.baseline, "metrics": list(study.metrics)}
+    return {"schema": 1, **facts, **names, "threshold": dict(study.threshold), "file": study.file, "sets": study.sets}
 
 
 def run_cell(recipe: str | Recipe, place: tuple[Cell, Path]) -> str:
-    """Make or finish one run in its folder; an error is the cell's result, not the study's end."""
-    from mutirao.training.optimizers import one_thread  # late: it brings torch
+    """Run or resume one cell in its folder; an error is returned, so that the study continues."""
+    from mutirao.training.optimizers import one_thread  # late: it imports torch
 
     cell, out = place
     name, found = name_recipe(recipe)
     config = resolve(found.config, {}, cell.settings)
     if (out / "config.toml").exists() and not is_run_of(out, name, config):
-        return f"{out} {OTHERWISE}; choose another --out, or remove it"
+        return f"{out} {OTHER_SETTINGS}; choose another --out, or remove it"
     try:
         with one_thread():
             execute(recipe, config, out, resume=True)
     except BudgetSpent:
-        return ""  # a run that its privacy budget ended is finished, too
+        return ""  # a run that its privacy budget stopped is finished
     except (MutiraoError, OSError) as error:
         return one_line(error)
-    except Exception as error:  # of somebody's own part
+    except Exception as error:  # a user's own part may raise anything
         log.exception("%s", cell.name)
         return f"{type(error).__name__}: {one_line(error)}"
     return ""
@@ -276,7 +280,7 @@ def is_run_of(out: Path, recipe: str, config: Any) -> bool:
 
 
 def results(study: Study, out: Path) -> Iterator[tuple[Cell, Record]]:
-    r"""Each finished cell with what its folder says.
+    r"""Each finished cell with its run folder.
 
     >>> _ = Path("first.toml").write_text('recipe = "quickstart"\nseeds = 1\n[methods.fedavg]\n')
     >>> list(results(read_study(Path("first.toml")), Path("runs/first")))  # no cell is finished yet

@@ -1,4 +1,4 @@
-"""What a person sees of a study: a bar while it goes on, and its table on a terminal."""
+"""A study on the terminal: a progress bar, and its tables."""
 
 import sys
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from rich.table import Table
 from mutirao.runs.progress import in_notebook
 from mutirao.studies.comparison import BESIDE, MethodResult, header_of, row_of
 
-TEXTS = ("", "metric", "method", "verdict", "within", "settings", "chosen", "fault")  # columns that hold no numbers
+TEXTS = ("", "metric", "method", "verdict", "within", "settings", "chosen", "fault")  # columns of text
 
 
 class CellBar:
-    """Follows a study; call it after each cell."""
+    """Shows the progress of a study; call it after each cell."""
 
     def __init__(self, cells: int, quiet: bool = False) -> None:
         self.cells = cells
@@ -36,7 +36,7 @@ class CellBar:
             self.bar.stop()
 
     def __call__(self, done: int, name: str) -> None:
-        """Show a cell that was finished."""
+        """Show a finished cell."""
         line = f"cell {done}/{self.cells}  {name}"
         if self.bar is not None:
             self.bar.update(self.line, completed=done, note=name)
@@ -47,7 +47,7 @@ class CellBar:
 
 
 def make_table(title: str | None, names: Sequence[str], **options: Any) -> Table:
-    """A table without rows, numbers to the right."""
+    """An empty table, with numbers aligned to the right."""
     table = Table(title=title)
     for name in names:
         table.add_column(name, justify="left" if name in TEXTS else "right", **options)
@@ -55,7 +55,7 @@ def make_table(title: str | None, names: Sequence[str], **options: Any) -> Table
 
 
 def result_tables(lines: Sequence[MethodResult]) -> list[Table]:
-    """The table of a study, one a metric, with the columns that fit a terminal; what is published has its own below."""
+    """The tables of a study for each metric, with the columns that fit a terminal, and those of published values."""
     shown = ["method", "mean", "95% t", "wobble", "rounds to", "difference", "p t", "p Holm", "verdict"]
     if not any(line.reached for line in lines):
         shown.remove("rounds to")
@@ -63,15 +63,18 @@ def result_tables(lines: Sequence[MethodResult]) -> list[Table]:
     for metric in dict.fromkeys(line.metric for line in lines):
         of_metric = [line for line in lines if line.metric == metric]
         tables.append(filled(metric, shown, of_metric))
-        if told := [line for line in of_metric if line.claim]:
-            beside = [name for name in header_of(told) if name in BESIDE]
-            reached = ["rounds to"] if "published rounds" in beside else []
-            tables.append(filled(f"{metric}, published", ["method", "mean", "95% t", *reached, *beside], told))
+        with_published = [line for line in of_metric if line.published]
+        if with_published:
+            beside = [name for name in header_of(with_published) if name in BESIDE]
+            columns = ["method", "mean", "95% t", *beside]
+            if "published rounds" in beside:
+                columns.insert(3, "rounds to")
+            tables.append(filled(f"{metric}, published", columns, with_published))
     return tables
 
 
 def filled(title: str, shown: Sequence[str], lines: Sequence[MethodResult]) -> Table:
-    """A table of these columns."""
+    """A table of these results and columns."""
     table = make_table(title, shown, no_wrap=True)
     for line in lines:
         table.add_row(*row_of(line, shown))

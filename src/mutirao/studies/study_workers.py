@@ -1,4 +1,7 @@
-"""The workers of a study: a process a core, forked off one that has torch loaded; who dies takes its cell alone."""
+"""The worker processes of a study: one for each core, forked from a process with torch loaded.
+
+A worker that dies loses only its own cell.
+"""
 
 import contextlib
 import os
@@ -15,14 +18,14 @@ from typing import Any, Literal
 from mutirao.training.cpu_cores import available_cores
 
 Start = Literal["warm", "fork", "here"]
-Do = Callable[[Any, Any], Any]  # of what all were handed, and an item
+Do = Callable[[Any, Any], Any]  # (shared object, item) -> result
 
-WARM = ["mutirao.studies.study", "mutirao.training.trainer"]  # what every cell imports, and torch with them
+WARM = ["mutirao.studies.study", "mutirao.training.trainer"]  # what every cell imports, with torch
 
 
 @dataclass(eq=False)
 class PoolWorker:
-    """A process of a crew, the line to it, and the item it is at."""
+    """A worker process, the pipe to it, and its current item."""
 
     process: Any
     line: Connection
@@ -30,26 +33,30 @@ class PoolWorker:
 
 
 class SequentialPool:
-    """No workers: this process does one item after another."""
+    """No workers: this process handles one item after another."""
 
     def __init__(self, handed: Any) -> None:
         self.handed = handed
 
     def each(self, do: Do, items: Iterable[Any]) -> Iterator[tuple[Any, Any, str]]:
-        """Items as they are done, each with the answer."""
+        """Each item with its result."""
         return ((item, do(self.handed, item), "") for item in items)
 
 
 class WorkerPool:
-    """Workers that do one item after another, each on its own core, and know what they were handed when they began.
+    """Worker processes that handle one item after another, each on its own core, with a shared object.
 
-    `fork` hands over any object. `warm` ones are forks, too, but of a process that has imported what all need and has
-    no threads: theirs is the environment of this one. A place whose worker died gets another.
+    With `fork`, it can be any object. With `warm`, workers are forked from a process without threads that has imported
+    everything needed; they get this process's environment. A worker that dies is replaced.
     """
 
     def __init__(self, cores: Iterable[int], start: Start, handed: Any) -> None:
-        linux = sys.platform == "linux"  # elsewhere a fork of torch is not safe
-        self.context: Any = get_context("fork" if start == "fork" else "forkserver" if linux else "spawn")
+        method = "spawn"  # elsewhere than on Linux, forking a process with torch is not safe
+        if start == "fork":
+            method = "fork"
+        elif sys.platform == "linux":
+            method = "forkserver"
+        self.context: Any = get_context(method)
         if self.context.get_start_method() == "forkserver":
             start_forkserver()
         self.handed = handed
@@ -61,8 +68,9 @@ class WorkerPool:
         return bool(self.context.get_start_method() == "fork")
 
     def each(self, do: Do, items: Iterable[Any]) -> Iterator[tuple[Any, Any, str]]:
-        """Items as they are done, each with the answer; or with None, and how the worker that was at it ended."""
-        waiting, busy = deque(items), list[PoolWorker]()
+        """(item, result, "") as items are finished; (item, None, reason) if the worker died."""
+        waiting = deque(items)
+        busy: list[PoolWorker] = []
         while waiting or busy:
             for core in self.workers:
                 if waiting and self.workers[core] not in busy:
@@ -70,34 +78,37 @@ class WorkerPool:
             for line in connection.wait([worker.line for worker in busy]):
                 worker = next(worker for worker in busy if worker.line is line)
                 busy.remove(worker)
+                fault = ""
                 try:
-                    answer, fault = worker.line.recv(), ""
+                    answer = worker.line.recv()
                 except (EOFError, OSError):
                     worker.process.join()
-                    answer, fault = None, exit_reason(worker.process.exitcode)
+                    answer = None
+                    fault = exit_reason(worker.process.exitcode)
                 yield worker.item, answer, fault
 
     def give(self, core: int, do: Do, item: Any) -> PoolWorker:
-        """Let the worker of a core begin with an item, or a new one if there is none."""
+        """Send an item to the worker of a core; a dead worker is replaced first."""
         worker = self.workers[core]
         if worker is None or not worker.process.is_alive():
-            worker = self.workers[core] = self.hire(core)
+            worker = self.workers[core] = self.start_worker(core)
         worker.item = item
-        with contextlib.suppress(OSError):  # it died just now: its line says so, too
+        with contextlib.suppress(OSError):  # it died just now: reading from the pipe reports it
             worker.line.send((do, item))
         return worker
 
-    def hire(self, core: int) -> PoolWorker:
-        """A new worker."""
+    def start_worker(self, core: int) -> PoolWorker:
+        """Start a new worker."""
         line, theirs = self.context.Pipe()
-        told = (theirs, core, self.over, self.alive if self.is_fork() else None, self.handed, dict(os.environ))
-        process = self.context.Process(target=worker_loop, args=told)
+        alive = self.alive if self.is_fork() else None
+        args = (theirs, core, self.over, alive, self.handed, dict(os.environ))
+        process = self.context.Process(target=worker_loop, args=args)
         process.start()
         theirs.close()
         return PoolWorker(process, line)
 
-    def dismiss(self) -> None:
-        """End all workers at once, whatever they are at; they see it, as they do if this process is killed."""
+    def close(self) -> None:
+        """End all workers at once. They notice that the pipe is closed, as they do if this process is killed."""
         self.alive.close()
         for worker in self.workers.values():
             if worker is not None:
@@ -107,14 +118,14 @@ class WorkerPool:
 
 
 def start_forkserver() -> None:
-    """Start the process that workers are forked off, if there is none yet; it ends with this one.
+    """Start the process that workers are forked from, if there is none yet; it ends with this one.
 
-    Ctrl-C reaches it, too, which it must not take for itself while it imports.
+    Ctrl-C reaches it too, and must not interrupt its imports.
     """
     from multiprocessing import forkserver, resource_tracker  # on Linux alone
 
     forkserver.set_forkserver_preload(WARM)
-    resource_tracker.ensure_running()  # first: it would let signals through again
+    resource_tracker.ensure_running()  # first: it would unblock the signal again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
@@ -124,35 +135,38 @@ def start_forkserver() -> None:
 
 @contextlib.contextmanager
 def open_pool(most: int, start: Start, handed: Any) -> Iterator[SequentialPool | WorkerPool]:
-    """Workers with a core each, at most so many, for as long as the block lasts."""
+    """A pool of at most `most` workers with a core each, for the duration of the block."""
     if start == "here":
         yield SequentialPool(handed)
         return
-    crew = WorkerPool(available_cores()[:most], start, handed)
+    pool = WorkerPool(available_cores()[:most], start, handed)
     try:
-        yield crew
+        yield pool
     finally:
-        crew.dismiss()
+        pool.close()
 
 
 def exit_reason(code: int | None) -> str:
-    """What is known of a process that ended before it answered."""
+    """Why a process ended without a result."""
     if code is None or code >= 0:
         return f"its process ended by itself, with code {code}"
     name = signal.Signals(-code).name if -code in {*signal.Signals} else f"signal {-code}"
-    return f"its process was killed ({name}){', as it happens where memory runs out' * (name == 'SIGKILL')}"
+    hint = ", as it happens where memory runs out" if name == "SIGKILL" else ""
+    return f"its process was killed ({name}){hint}"
 
 
 def worker_loop(
     line: Connection, core: int, over: Connection, alive: Connection | None, handed: Any, environment: dict[str, str]
 ) -> None:
-    """Do what is asked on a core of its own, so that neither this worker nor torch takes another's."""
+    """Handle items on a core of its own, so that neither this worker nor torch uses another."""
     if alive is not None:  # forked
         alive.close()
-        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # a bar's, whose lock a thread left behind may hold
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal: the study decides
+        # A progress bar replaces these streams, and a thread of the parent may hold its lock.
+        sys.stdout = sys.__stdout__
+        sys.stderr = sys.__stderr__
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal: the study handles it
     os.environ.clear()
-    os.environ.update(environment)  # that of the process it was forked off may be older
+    os.environ.update(environment)  # the process it was forked from may have an older one
     threading.Thread(target=end_with_study, args=(over,), daemon=True).start()
     with contextlib.suppress(AttributeError):  # not on every system
         os.sched_setaffinity(0, {core})
@@ -163,6 +177,6 @@ def worker_loop(
 
 
 def end_with_study(over: Connection) -> None:
-    """A worker whose study was stopped or killed must not go on alone: its end of the pipe is closed then."""
+    """End this worker when its study is stopped or killed: the study's end of the pipe is closed then."""
     connection.wait([over])
     os._exit(1)
