@@ -114,8 +114,8 @@ WRONG = [
     (["groups"], "--stand-in"),
     (["groups", "--data", "."], "expected CIFAR-10"),
     (["group"], "did you mean 'groups'"),
-    (["groups", "--full", "--minutes", "3"], "give one of them"),
-    (["groups", "--stand-in", "--data", "."], "give one of them"),
+    (["groups", "--full", "--minutes", "3"], "give only one"),
+    (["groups", "--stand-in", "--data", "."], "give only one"),
 ]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from mutirao.errors import ConfigError
 from mutirao.runs.reader import Record
-from mutirao.studies.claims import Claim, Figure, evaluate_claims, hold_pairs, hold_value, parse_claim
+from mutirao.studies.claims import Claim, Figure, check_pairs, check_value, evaluate_claims, parse_claim
 from mutirao.studies.study import Cell, Study
 
 PLACES = [(("seed", i),) for i in range(4)]
@@ -34,23 +34,23 @@ def test_a_difference_is_shown_only_beyond_its_interval(
     rule: str, ours: dict[tuple[object, ...], float], theirs: dict[tuple[object, ...], float], verdict: str
 ) -> None:
     claim = Claim("it is", "a", rule, than=("b",))
-    assert hold_pairs(claim, ours, [theirs], 0.0)[0] == verdict
+    assert check_pairs(claim, ours, [theirs], 0.0)[0] == verdict
 
 
 def test_shared_data_widen_the_interval_and_several_rivals_count_by_their_mean() -> None:
     claim, ours, theirs = Claim("it is", "a", "more", than=("b",)), of(1.0, 1.2, 1.1, 1.3), of(0.8, 1.1, 1.0, 1.2)
-    assert hold_pairs(claim, ours, [theirs], 0.0)[0] == "holds"
-    assert hold_pairs(claim, ours, [theirs], 3.0)[0] == "not shown"
+    assert check_pairs(claim, ours, [theirs], 0.0)[0] == "holds"
+    assert check_pairs(claim, ours, [theirs], 3.0)[0] == "not shown"
     low, high = of(0, 0, 0, 0), of(4, 4.1, 4.2, 4.3)
-    assert hold_pairs(claim, ours, [low], 0.0)[0] == "holds"
-    assert hold_pairs(claim, ours, [low, high], 0.0)[0] == "does not hold"  # whose mean is 2
+    assert check_pairs(claim, ours, [low], 0.0)[0] == "holds"
+    assert check_pairs(claim, ours, [low, high], 0.0)[0] == "does not hold"  # whose mean is 2
 
 
 def test_a_value_is_held_by_each_run_or_by_the_mean() -> None:
     each, mean = (Claim("it is", "a", rule, value=5, tolerance=0.1) for rule in ("each", "mean"))
-    assert hold_value(each, [5, 5.05])[0] == hold_value(mean, [4, 6])[0] == "holds"
-    assert hold_value(each, [4, 6])[0] == hold_value(mean, [5, 6])[0] == "does not hold"
-    assert hold_value(each, [])[0] == "not shown"
+    assert check_value(each, [5, 5.05])[0] == check_value(mean, [4, 6])[0] == "holds"
+    assert check_value(each, [4, 6])[0] == check_value(mean, [5, 6])[0] == "does not hold"
+    assert check_value(each, [])[0] == "not shown"
 
 
 WRONG = [
@@ -128,7 +128,7 @@ def test_equal_is_shown_by_an_interval_within_the_tolerance() -> None:
 
     def verdict(*differences: float) -> str:
         ours = dict(zip(places, [0.5 + d for d in differences], strict=True))
-        return hold_pairs(claim, ours, [dict.fromkeys(places, 0.5)], shared=0.0)[0]
+        return check_pairs(claim, ours, [dict.fromkeys(places, 0.5)], shared=0.0)[0]
 
     assert verdict(0.0, 0.001, -0.001, 0.002, 0.0) == "holds"
     assert verdict(0.1, 0.101, 0.102, 0.1, 0.1) == "does not hold"
@@ -137,12 +137,12 @@ def test_equal_is_shown_by_an_interval_within_the_tolerance() -> None:
 
 def test_below_is_shown_by_the_interval_of_the_mean() -> None:
     claim = parse_claim("x", {"says": "", "method": "a", "rule": "below", "value": 20, "of": "stable"})
-    assert hold_value(claim, [10, 11, 12])[0] == "holds"
-    assert hold_value(claim, [30, 31, 32])[0] == "does not hold"
-    assert hold_value(claim, [10, 30, 20])[0] == "not shown"
-    assert hold_value(claim, [10])[0] == "not shown"
-    assert hold_value(claim, [12, 13, 14, 17])[0] == "holds"
-    assert hold_value(claim, [12, 13, 14, 17], shared=5.0)[0] == "not shown"  # runs that share data say less
+    assert check_value(claim, [10, 11, 12])[0] == "holds"
+    assert check_value(claim, [30, 31, 32])[0] == "does not hold"
+    assert check_value(claim, [10, 30, 20])[0] == "not shown"
+    assert check_value(claim, [10])[0] == "not shown"
+    assert check_value(claim, [12, 13, 14, 17])[0] == "holds"
+    assert check_value(claim, [12, 13, 14, 17], shared=5.0)[0] == "not shown"  # runs that share data say less
     with pytest.raises(ConfigError, match="compares with a value"):
         parse_claim("x", {"says": "", "method": "a", "rule": "below"})
 

@@ -207,7 +207,7 @@ def test_what_is_no_folder_or_no_kind_is_refused_in_one_line(study: Path, tmp_pa
     with pytest.raises(ConfigError, match="is not a folder with a run or a study"):
         draw(tmp_path / "nowhere", "selection")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match="holds neither a run nor a study"):
+    with pytest.raises(ConfigError, match="contains neither a run nor a study"):
         draw(tmp_path / "empty", "selection")
     with pytest.raises(ConfigError, match="holds no run"):
         draw(tmp_path / "empty", "participation")

@@ -53,30 +53,41 @@ def reproduce(
         show_systems([read_system(name) for name in NAMES], data, as_json)
         return
     if minutes is not None and size is not None:
-        raise ConfigError(f"--minutes and --{size} both say how large it is; give one of them")
+        raise ConfigError(f"--minutes and --{size} both set the size; give only one")
     if stand_in and data is not None:
-        raise ConfigError("--stand-in needs no --data; give one of them")
+        raise ConfigError("--stand-in needs no --data; give only one")
     chosen = read_system(system)
     folder = None if stand_in else find_system_data(chosen, data)
     if folder is None and not stand_in:
         raise ConfigError(missing(chosen))
-    form = largest_size(chosen, minutes) if minutes is not None else chosen.full if size == "full" else chosen.quick
-    name = f"{minutes:g}min" if minutes is not None else size or "quick"
+    limit: float | None
+    if minutes is not None:
+        form = largest_size(chosen, minutes)
+        name = f"{minutes:g}min"
+        limit = minutes
+    elif size == "full":
+        form = chosen.full
+        name = size
+        limit = None
+    else:
+        form = chosen.quick
+        name = "quick"
+        limit = QUICK_LIMIT
     place = out or Path("runs") / f"reproduce-{system}-{name}{'-stand-in' * stand_in}"
     if stand_in:
         form = replace(form, settings={**form.settings, **chosen.data.settings})
-    limit = minutes if minutes is not None else None if size == "full" else QUICK_LIMIT
     run_reproduction(chosen, form, name, folder, place, limit, workers, as_json)
 
 
 def missing(system: "System") -> str:
-    """What is not here, where it was looked for, and what could stand in for it."""
+    """The error if data are missing: what is needed, where it was searched, and the stand-in."""
     from mutirao.studies.reproduction import usual_places
 
-    places, names = ", ".join(map(str, usual_places())), " or ".join(system.data.names)
+    places = ", ".join(map(str, usual_places()))
+    names = " or ".join(system.data.names)
     return (
         f"{system.name} needs {system.data.needs}. A folder {names} was not found in {places}. "
-        f"Give --data PATH, or see how it goes on a stand-in ({system.data.about}): --stand-in"
+        f"Give --data PATH, or try the command on a stand-in ({system.data.about}): --stand-in"
     )
 
 
@@ -90,7 +101,7 @@ def run_reproduction(
     workers: int,
     as_json: bool,
 ) -> None:
-    """Make the study, judge the claims, write everything and show it; exit code 1 if a run was not finished."""
+    """Run the study, evaluate the claims, write and show everything; exit code 1 if a run failed."""
     from mutirao.io import write_whole
     from mutirao.report import write_report
     from mutirao.report.study_plots import draw_study
@@ -128,24 +139,24 @@ def run_reproduction(
     lines = compare_methods(grid, out)
     write_tables(grid, lines, out)
     draw_study(grid, out)
-    told = outcome_of(system, grid, size, label, cuts, out, stand_in=data is None)
-    write_whole(out / "reproduction.json", json.dumps(told, indent=2) + "\n")
+    outcome = outcome_of(system, grid, size, label, cuts, out, stand_in=data is None)
+    write_whole(out / "reproduction.json", json.dumps(outcome, indent=2) + "\n")
     write_report(out)
     if as_json:
-        click.echo(json.dumps(told, indent=2))
+        click.echo(json.dumps(outcome, indent=2))
     else:
-        show_outcome(told, lines, out)
+        show_outcome(outcome, lines, out)
     sys.exit(1 if problems else 0)
 
 
 def print_notes(*lines: str) -> None:
-    """Lines for whoever waits, apart from the result."""
+    """Print lines on standard error, apart from the result."""
     for line in lines:
         click.echo(line, err=True)
 
 
 def show_systems(systems: "list[System]", data: Path | None, as_json: bool) -> None:
-    """The systems with paper, data, where these are, and how long each form takes."""
+    """List the systems: paper, data, where the data are, and the minutes of each size."""
     from mutirao.studies.reproduction import find_system_data
 
     rows: list[dict[str, Any]] = []
@@ -153,7 +164,7 @@ def show_systems(systems: "list[System]", data: Path | None, as_json: bool) -> N
         try:
             found = find_system_data(system, data)
         except ConfigError:
-            found = None  # of another system's data
+            found = None  # --data is for another system
         rows.append(
             {
                 "system": system.name,
@@ -178,20 +189,20 @@ def show_systems(systems: "list[System]", data: Path | None, as_json: bool) -> N
     click.echo("\nmutirao reproduce SYSTEM [--quick | --full | --minutes N] reproduces one.")
 
 
-def show_outcome(told: dict[str, Any], lines: Any, out: Path) -> None:
-    """Published beside ours, the verdicts, and where the rest is."""
+def show_outcome(outcome: dict[str, Any], lines: Any, out: Path) -> None:
+    """Published values beside ours, the verdicts, and where the rest is."""
     from rich.console import Console
 
     from mutirao.studies.reproduction import BESIDE, beside_rows
     from mutirao.studies.study_display import make_table
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 130)
-    table = make_table(f"published beside ours ({told['data']})", BESIDE)
+    table = make_table(f"published beside ours ({outcome['data']})", BESIDE)
     for row in beside_rows(lines):
         table.add_row(*row)
     console.print(table)
-    for line in told["cuts"]:
+    for line in outcome["cuts"]:
         console.print(f"cut, {line}", soft_wrap=True)
-    for claim in told["claims"]:
+    for claim in outcome["claims"]:
         console.print(f"[bold]{claim['verdict']:<13}[/bold] {claim['line']}", soft_wrap=True)
-    console.print(f"everything is in {out}; look at {out / 'report.html'}, and at {told['page']}", soft_wrap=True)
+    console.print(f"everything is in {out}; look at {out / 'report.html'}, and at {outcome['page']}", soft_wrap=True)

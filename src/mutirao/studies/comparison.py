@@ -258,8 +258,14 @@ def number(value: float) -> str:
 def markdown(lines: Sequence[MethodResult]) -> str:
     """The table in Markdown."""
     header = header_of(lines)
-    rows = [header, tuple("---" for _ in header), *(row_of(line, header) for line in lines)]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return markdown_table([header, *(row_of(line, header) for line in lines)])
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as a Markdown table; the first one is the header."""
+    header, *content = rows
+    lines = [header, ["---"] * len(header), *content]
+    return "".join(f"| {' | '.join(row)} |\n" for row in lines)
 
 
 def latex(lines: Sequence[MethodResult]) -> str:

@@ -1,4 +1,4 @@
-"""What tuning leaves: a table of all trials, and the study file that confirms the settings with fresh seeds."""
+"""The output of tuning: a table of all trials, and a study file that confirms the best settings with fresh seeds."""
 
 import json
 import math
@@ -8,6 +8,7 @@ from typing import Any
 
 from mutirao.config import flatten, toml_string, write_value
 from mutirao.io import write_rows, write_whole
+from mutirao.studies.comparison import markdown_table, number
 from mutirao.studies.tuning import Trial, Tuning, warnings, winners
 
 HEADER = ("method", "trial", "settings", "mean", "95% t", "runs", "chosen", "fault")
@@ -15,23 +16,30 @@ HEADER = ("method", "trial", "settings", "mean", "95% t", "runs", "chosen", "fau
 
 def trial_row(trial: Trial, chosen: bool) -> tuple[str, ...]:
     """A trial as the texts of a table row."""
-    numbers = ("-" if math.isnan(value) else f"{value:.4f}" for value in (trial.result.mean, trial.result.half))
-    rest = (str(len(trial.values)), "yes" if chosen else "", trial.fault)
-    return (trial.method, str(trial.number), trial.settings, *numbers, *rest)
+    return (
+        trial.method,
+        str(trial.number),
+        trial.settings,
+        number(trial.result.mean),
+        number(trial.result.half),
+        str(len(trial.values)),
+        "yes" if chosen else "",
+        trial.fault,
+    )
 
 
 def trial_rows(tuning: Tuning, trials: Sequence[Trial]) -> list[tuple[str, ...]]:
-    """All trials as texts, below their heading."""
+    """All trials as rows of texts, with the header first."""
     best = winners(tuning, trials)
     return [HEADER, *(trial_row(trial, best.get(trial.method) is trial) for trial in trials)]
 
 
 def write_tuning(tuning: Tuning, trials: Sequence[Trial], out: Path) -> Path:
-    """Write `trials.csv`, `.md` and `.json`, and the study `confirm-NAME.toml`, whose path is returned."""
-    head, *body = trial_rows(tuning, trials)
-    write_whole(out / "trials.csv", write_rows([head, *body]))
-    lines = [f"| {' | '.join(row)} |\n" for row in (head, ["---"] * len(head), *body)]
-    write_whole(out / "trials.md", "".join(lines) + "".join(f"\n{line}\n" for line in warnings(tuning, trials)))
+    """Write `trials.csv`, `.md` and `.json`, and the study `confirm-NAME.toml`; return its path."""
+    rows = trial_rows(tuning, trials)
+    write_whole(out / "trials.csv", write_rows(rows))
+    notes = "".join(f"\n{line}\n" for line in warnings(tuning, trials))
+    write_whole(out / "trials.md", markdown_table(rows) + notes)
     write_whole(out / "trials.json", json.dumps(content_of(tuning, trials), indent=2) + "\n")
     study = out / f"confirm-{Path(tuning.study.file).name}"
     write_whole(study, confirming(tuning, trials))
@@ -39,7 +47,7 @@ def write_tuning(tuning: Tuning, trials: Sequence[Trial], out: Path) -> Path:
 
 
 def content_of(tuning: Tuning, trials: Sequence[Trial]) -> dict[str, Any]:
-    """The trials for machines."""
+    """The content of `trials.json`."""
     best = winners(tuning, trials)
 
     def known(value: float) -> float | None:
@@ -58,15 +66,17 @@ def content_of(tuning: Tuning, trials: Sequence[Trial]) -> dict[str, Any]:
         }
         for trial in trials
     ]
-    told = {"recipe": tuning.study.called, "metric": tuning.metric, "judged_by": "validation"}
+    facts = {"recipe": tuning.study.called, "metric": tuning.metric, "judged_by": "validation"}
     effort = {"trials_each": tuning.effort, "runs_each": tuning.effort * tuning.places, "over": dict(tuning.axes)}
     chosen = {method: dict(trial.point) for method, trial in best.items()}
-    return {"schema": 1, **told, **effort, "chosen": chosen, "warnings": warnings(tuning, trials), "trials": rows}
+    return {"schema": 1, **facts, **effort, "chosen": chosen, "warnings": warnings(tuning, trials), "trials": rows}
 
 
 def confirming(tuning: Tuning, trials: Sequence[Trial]) -> str:
-    """The study file: the same methods with the settings that won, and the study's own seeds, which nobody has seen."""
-    best, study, table = winners(tuning, trials), tuning.study, dict(tuning.table)
+    """The study file: the same methods with their best settings, and the study's own seeds, unused in tuning."""
+    best = winners(tuning, trials)
+    study = tuning.study
+    table = dict(tuning.table)
     seeds = list(dict.fromkeys(value for cell in study.cells for key, value in cell.place if key == "seed"))
     settings = merged([*flatten(table.get("settings", {})), *tuning.fixed])
     methods = {}
@@ -85,22 +95,22 @@ def confirming(tuning: Tuning, trials: Sequence[Trial]) -> str:
 
 
 def came_to(trial: Trial) -> str:
-    """Its mean, with the interval if there is one."""
+    """The mean of a trial, with its confidence interval if there is one."""
     return f"{trial.result.mean:.4f}" if math.isnan(trial.result.half) else str(trial.result)
 
 
 def comment_text(text: str) -> str:
-    """Text that may stand in a comment: what would end the line, or no TOML file may hold, is left out."""
+    """Text for a comment: characters that would end the line, or that TOML forbids, become spaces."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def plain_key(key: str) -> str:
-    """A part's name under its own key: `select.name` is `select`."""
+    """The key of a part's name: `select` for `select.name`."""
     return key.removesuffix(".name")
 
 
 def merged(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Settings of which later ones hold, a part with settings of its own as a table of them."""
+    """Settings as a nested table; later values replace earlier ones."""
     last: dict[str, Any] = {}
     for key, value in pairs:
         last[plain_key(key)] = value
@@ -116,29 +126,35 @@ def merged(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def write_toml(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> str:
-    """A table as TOML: values first, small tables within a line, then tables of tables."""
-    values = {k: v for k, v in table.items() if not isinstance(v, Mapping) or (len(path) > 1 and is_small(v))}
-    lines = [f"[{'.'.join(map(toml_key, path))}]"] if path and (values or not table) else []
-    lines += [f"{toml_key(k)} = {toml_value(v)}" for k, v in values.items()]
-    deeper = [write_toml(v, (*path, k)) for k, v in table.items() if k not in values]
-    return "\n".join([*lines, ""] if lines else []) + "".join(f"\n{text}" for text in deeper)
+    """A table as TOML: values first, small tables in one line, then tables of tables."""
+    lines: list[str] = []
+    deeper: list[str] = []
+    for key, value in table.items():
+        if isinstance(value, Mapping) and not (len(path) > 1 and is_small(value)):
+            deeper.append(f"\n{write_toml(value, (*path, key))}")
+        else:
+            lines.append(f"{toml_key(key)} = {toml_value(value)}\n")
+    if path and (lines or not table):
+        lines.insert(0, f"[{'.'.join(map(toml_key, path))}]\n")
+    return "".join(lines + deeper)
 
 
 def is_small(table: Mapping[str, Any]) -> bool:
-    """Whether a table holds values alone."""
+    """Whether a table contains values only, no tables."""
     return bool(table) and not any(isinstance(v, Mapping) for v in table.values())
 
 
 def toml_value(value: Any) -> str:
-    """A value, a list or a small table, as TOML writes it."""
+    """A value, list or small table in TOML."""
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{toml_key(k)} = {toml_value(v)}" for k, v in value.items()) + " }"
+        pairs = [f"{toml_key(key)} = {toml_value(inner)}" for key, inner in value.items()]
+        return "{ " + ", ".join(pairs) + " }"
     if isinstance(value, list):
         return "[" + ", ".join(map(toml_value, value)) + "]"
     return write_value(value)
 
 
 def toml_key(key: str) -> str:
-    """A key, quoted if it must be."""
+    """A TOML key, quoted if necessary."""
     bare = key.isascii() and bool(key) and all(c.isalnum() or c in "-_" for c in key)
     return key if bare else toml_string(key)

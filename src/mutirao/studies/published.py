@@ -1,4 +1,4 @@
-"""What papers say of the methods of a study: values by method and metric, to be shown beside ours."""
+"""Published values of a study's methods and metrics, to be shown beside ours."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -14,7 +14,7 @@ OWN = {"value", "half", "source", "note"}
 
 @dataclass(frozen=True)
 class PublishedValue:
-    """A published value, half the width of its interval if that is given, and rounds to the study's threshold."""
+    """A published value, half the width of its interval if given, and rounds to the study's threshold."""
 
     value: float = math.nan
     half: float = math.nan
@@ -25,12 +25,15 @@ class PublishedValue:
     def __str__(self) -> str:
         if math.isnan(self.value):
             return ""
-        return f"{self.value:.4g}" + ("" if math.isnan(self.half) else f" ± {self.half:.4g}")
+        text = f"{self.value:.4g}"
+        if not math.isnan(self.half):
+            text += f" ± {self.half:.4g}"
+        return text
 
 
 @dataclass(frozen=True)
 class PublishedValues:
-    """Where values come from, what is to be said of them, and the values by method and metric."""
+    """Published values by method and metric, with their source and a note."""
 
     source: str = ""
     note: str = ""
@@ -40,9 +43,9 @@ class PublishedValues:
 def read_published_values(
     table: Any, methods: Collection[str], metrics: Collection[str], thresholds: Collection[str]
 ) -> PublishedValues:
-    """The `[published]` table of a study file; whatever it names must be in the study.
+    """The `[published]` table of a study file; all its methods and metrics must be in the study.
 
-    `metrics` that are none may be any: the first cell will say which there are.
+    Without `metrics`, any metric is accepted: the first cell will show which ones there are.
     """
     if table is None:
         return PublishedValues()
@@ -51,9 +54,10 @@ def read_published_values(
     for key in table:
         if key not in KEYS:
             raise ConfigError(f"published: unknown key {key!r}{nearest(key, KEYS)}")
-    source, note = (text_in("published", table, key) for key in ("source", "note"))
+    source = text_in("published", table, "source")
+    note = text_in("published", table, "note")
     if not source:
-        raise ConfigError('published: say where the values are from: source = "authors, venue and year, table"')
+        raise ConfigError('published: name the source of the values: source = "authors, venue and year, table"')
     claims: dict[tuple[str, str], PublishedValue] = {}
     for method, metric, given in entries("values", table, methods):
         check_published_metric(f"published.values.{method}", metric, metrics)
@@ -68,7 +72,7 @@ def read_published_values(
 
 
 def entries(key: str, table: Mapping[str, Any], methods: Collection[str]) -> Iterator[tuple[str, str, Any]]:
-    """Method, metric and what is said of them, of one of the tables by method."""
+    """(method, metric, value) of a table by method."""
     for method, own in methods_table("published", table, key).items():
         if method not in methods:
             raise ConfigError(f"published.{key}: the study has no method {method!r}{nearest(method, methods)}")
@@ -79,13 +83,13 @@ def entries(key: str, table: Mapping[str, Any], methods: Collection[str]) -> Ite
 
 
 def check_published_metric(where: str, metric: str, metrics: Collection[str]) -> None:
-    """Refuse a value that would stand beside nothing."""
+    """Refuse a published metric that the study does not have."""
     if metrics and metric not in metrics:
         raise ConfigError(f"{where}: {metric!r} is not one of the study's metrics{nearest(metric, metrics)}")
 
 
 def parse_value(where: str, given: Any, source: str) -> PublishedValue:
-    """A value as a number, or as a table of it with `half`, `source` or `note`."""
+    """A value from a number, or from a table with `value`, `half`, `source` and `note`."""
     if not isinstance(given, Mapping):
         return PublishedValue(number_in(where, given), source=source)
     for key in given:
@@ -95,13 +99,13 @@ def parse_value(where: str, given: Any, source: str) -> PublishedValue:
         raise ConfigError(f"{where}: the value is missing; write {{ value = 0.5, half = 0.1 }}")
     half = number_in(f"{where}: half", given["half"]) if "half" in given else math.nan
     if half < 0:
-        raise ConfigError(f"{where}: half is half the width of an interval, and never below 0")
+        raise ConfigError(f"{where}: half must be half the width of an interval, at least 0")
     own = text_in(where, given, "source") or source
     return PublishedValue(number_in(where, given["value"]), half, source=own, note=text_in(where, given, "note"))
 
 
 def methods_table(where: str, table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """A table below a key, or none."""
+    """The table below a key; empty if missing."""
     found = table.get(key, {})
     if not isinstance(found, Mapping):
         raise ConfigError(f"{where}.{key} must be a table of methods")
@@ -109,7 +113,7 @@ def methods_table(where: str, table: Mapping[str, Any], key: str) -> Mapping[str
 
 
 def text_in(where: str, table: Mapping[str, Any], key: str) -> str:
-    """A text below a key, on one line; empty if there is none."""
+    """The text below a key, on one line; empty if missing."""
     found = table.get(key, "")
     if not isinstance(found, str):
         raise ConfigError(f"{where}: {key} must be text, not {found!r}")
@@ -117,7 +121,7 @@ def text_in(where: str, table: Mapping[str, Any], key: str) -> str:
 
 
 def number_in(where: str, given: Any) -> float:
-    """A finite number, or a clear refusal."""
+    """A finite number; ConfigError for anything else."""
     if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
         raise ConfigError(f"{where}: {given!r} is not a number")
     return float(given)

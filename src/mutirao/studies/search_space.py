@@ -1,4 +1,4 @@
-"""Which settings of a method are tried: every point of a grid, or as many as Optuna may propose."""
+"""The search space of tuning: a grid, or ranges from which Optuna proposes points."""
 
 import itertools
 import math
@@ -12,23 +12,23 @@ from mutirao.errors import ConfigError
 from mutirao.randomness import derive_seed
 
 Point = tuple[tuple[str, Any], ...]  # settings and their values
-EDGE = 0.05  # of a range, on its own scale: a winner nearer to an end than this may not be the best there is
+EDGE = 0.05  # share of a range, on its own scale, that counts as its edge
 
 
 class Search:
-    """What is tried of one method: `ask` for points until there are none, and `tell` how good each was."""
+    """An ask-and-tell search over one method's settings: `ask` for points until there are none, `tell` their values."""
 
-    size: int  # how many points there will be
+    size: int  # number of points
 
     def ask(self) -> list[Point]:
-        """Points to be tried next, all at once; none if it is over."""
+        """The points to try next, in parallel; empty if the search is over."""
         raise NotImplementedError
 
     def tell(self, point: Point, value: float | None) -> None:
-        """How good a point was, more is better; None if it could not be found out."""
+        """Report the value of a point, higher is better; None if its trial failed."""
 
     def edges(self, point: Point) -> list[str]:
-        """What of a point lies at the edge of what was tried."""
+        """The settings of a point at the edge of the search space, as texts."""
         raise NotImplementedError
 
 
@@ -41,14 +41,14 @@ class Grid(Search):
         self.asked = False
 
     def ask(self) -> list[Point]:
-        """All of them, once."""
+        """All points, once."""
         if self.asked:
             return []
         self.asked = True
         return [tuple(zip(self.axes, values, strict=True)) for values in itertools.product(*self.axes.values())]
 
     def edges(self, point: Point) -> list[str]:
-        """Numbers that are the smallest or largest of several tried."""
+        """Settings with the smallest or largest of several values."""
         out = []
         for key, value in point:
             tried = self.axes[key]
@@ -60,7 +60,7 @@ class Grid(Search):
 
 @dataclass(frozen=True)
 class SearchRange:
-    """From where to where a setting is looked for, on a logarithmic scale if `log`; whole numbers if both ends are."""
+    """The range of a setting, on a logarithmic scale if `log`; of integers if both ends are."""
 
     low: float
     high: float
@@ -68,21 +68,21 @@ class SearchRange:
 
     @property
     def is_whole(self) -> bool:
-        """Whether only whole numbers are tried."""
+        """Whether only integers are tried."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def place(self, value: float) -> float:
-        """Where a value lies, from 0 at the low end to 1 at the high one."""
+        """The position of a value, from 0 at the low end to 1 at the high end."""
         scale = math.log if self.log else float
         return (scale(value) - scale(self.low)) / (scale(self.high) - scale(self.low))
 
 
 @dataclass
 class Proposed(Search):
-    """Points that Optuna's TPE proposes one by one, from what was learned of those before (Bergstra et al., 2011).
+    """Points that Optuna's TPE proposes one by one, from the values of earlier ones (Bergstra et al., 2011).
 
-    Its randomness is the same for all methods, so that they begin with the same points where they have the same ranges;
-    and the same results bring the same points, so a search goes on by asking again for what is there already.
+    The seed is the same for all methods, so those with the same ranges start with the same points. The same values lead
+    to the same points, so an interrupted search continues by asking again for the finished ones.
     """
 
     ranges: Mapping[str, SearchRange | Sequence[Any]]
@@ -92,7 +92,7 @@ class Proposed(Search):
     open: list[Any] = field(default_factory=list)
 
     def ask(self) -> list[Point]:
-        """The next one."""
+        """The next point."""
         import optuna
 
         if self.study is None:
@@ -107,7 +107,7 @@ class Proposed(Search):
         return [tuple((key, propose(trial, key, what)) for key, what in self.ranges.items())]
 
     def tell(self, point: Point, value: float | None) -> None:
-        """Let the sampler learn from it."""
+        """Report a value to the sampler."""
         trial = self.open.pop(0)
         if value is None:
             self.study.tell(trial, state=import_state().FAIL)
@@ -119,9 +119,13 @@ class Proposed(Search):
         out = []
         for key, value in point:
             what = self.ranges[key]
-            if isinstance(what, SearchRange) and not EDGE <= (place := what.place(value)) <= 1 - EDGE:
-                end, limit = ("high", what.high) if place > EDGE else ("low", what.low)
-                out.append(f"{key} = {value:.4g} is close to the {end} end of its range, {limit:.4g}")
+            if not isinstance(what, SearchRange):
+                continue
+            place = what.place(value)
+            if place < EDGE:
+                out.append(f"{key} = {value:.4g} is close to the low end of its range, {what.low:.4g}")
+            elif place > 1 - EDGE:
+                out.append(f"{key} = {value:.4g} is close to the high end of its range, {what.high:.4g}")
         return out
 
 
@@ -134,26 +138,24 @@ def propose(trial: Any, key: str, what: SearchRange | Sequence[Any]) -> Any:
 
 
 def import_state() -> Any:
-    """Optuna's words for how a trial ended."""
+    """Optuna's enumeration of how a trial ended."""
     from optuna.trial import TrialState
 
     return TrialState
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is one, and no truth value."""
+    """Whether it is a number and not a boolean."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def read_grid(where: str, table: Any) -> dict[str, list[Any]]:
-    """Axes of a grid: a list of values for each setting."""
+    """The axes of a grid: a list of values for each setting."""
     axes = dict(flatten(settings_table(where, table)))
     for key, values in axes.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{where}.{key} must be a list of values to try")
-        if len({write_value(v) if is_scalar(v) else "" for v in values}) < len(values) or not all(
-            map(is_scalar, values)
-        ):
+        if not all(map(is_scalar, values)) or len(set(map(write_value, values))) < len(values):
             raise ConfigError(f"{where}.{key}: {values!r} must be different numbers or texts")
     return axes
 
@@ -176,9 +178,9 @@ def parse_range(where: str, given: Any) -> SearchRange | Sequence[Any]:
     for key in given:
         if key not in ("low", "high", "log"):
             raise ConfigError(f"{where}: unknown key {key!r}{nearest(key, ('low', 'high', 'log'))}")
-    low, high, log = (
-        given.get(key, default) for key, default in (("low", math.nan), ("high", math.nan), ("log", False))
-    )
+    low = given.get("low", math.nan)
+    high = given.get("high", math.nan)
+    log = given.get("log", False)
     if not (is_number(low) and is_number(high) and math.isfinite(low) and math.isfinite(high) and low < high):
         raise ConfigError(f"{where}: low and high must be numbers, the first below the second")
     if not isinstance(log, bool) or (log and low <= 0):
@@ -187,18 +189,18 @@ def parse_range(where: str, given: Any) -> SearchRange | Sequence[Any]:
 
 
 def settings_table(where: str, table: Any) -> Mapping[str, Any]:
-    """A table with something in it."""
+    """A table that is not empty; ConfigError for anything else."""
     if not isinstance(table, Mapping) or not table:
         raise ConfigError(f"{where} must be a table of settings to try")
     return table
 
 
 def is_scalar(value: Any) -> bool:
-    """Whether a setting can have it."""
+    """Whether a setting can have this value."""
     return isinstance(value, bool | int | float | str)
 
 
 def check_optuna() -> None:
-    """Refuse ranges where nobody can propose of them."""
+    """Refuse ranges if Optuna is not installed."""
     if find_spec("optuna") is None:
         raise ConfigError("tune.range needs Optuna: pip install 'mutirao[tune]', or give a [tune.grid] of values")

@@ -1,4 +1,4 @@
-"""Selection policies side by side: fairness, rounds and costs to targets, and who leads, as tables and pictures."""
+"""Compare client selectors: fairness, rounds and costs to target values, and the share of rounds each one leads."""
 
 import json
 import math
@@ -12,6 +12,7 @@ from mutirao.errors import ConfigError
 from mutirao.io import write_whole
 from mutirao.runs.participation import participation_in
 from mutirao.runs.reader import Record
+from mutirao.studies.comparison import markdown_table
 from mutirao.studies.targets import (
     COSTS,
     best_so_far,
@@ -28,16 +29,17 @@ FAIRNESS = ("gini", "jain", "least", "most", "range", "never")
 
 
 def targets_of(methods: Methods, metric: str) -> list[float]:
-    """Two values worth reaching if the user names none: 15% and 5% short of the best value of the weakest run."""
-    sign = sign_of(next(iter(methods.values()))[0], metric)
-    weakest = sign * min(sign * float(best_so_far(run, metric)[-1]) for runs in methods.values() for run in runs)
+    """The default target values: 15% and 5% short of the best value of the weakest run."""
+    all_runs = [run for runs in methods.values() for run in runs]
+    sign = sign_of(all_runs[0], metric)
+    weakest = sign * min(sign * float(best_so_far(run, metric)[-1]) for run in all_runs)
     return [round(weakest - sign * short * abs(weakest), 3) for short in (0.15, 0.05)]
 
 
 def compare_selectors(
     methods: Methods, metric: str = "accuracy", targets: Sequence[float] = ()
 ) -> list[dict[str, Any]]:
-    """One line a method, each figure the mean over its runs."""
+    """One line for each method; figures are means over its runs."""
     leads = dominance(methods, metric)
     lines = []
     for name, runs in methods.items():
@@ -47,7 +49,7 @@ def compare_selectors(
         line["best"] = float(np.mean([best_so_far(run, metric)[-1] for run in runs]))
         line |= {key: float(np.mean([f[key] for f in figures])) for key in FAIRNESS}
         worst = float(np.mean([worst_decile(run, metric) for run in runs]))
-        line["worst_decile"] = None if math.isnan(worst) else worst  # clients that hold no test data tell nothing
+        line["worst_decile"] = None if math.isnan(worst) else worst  # NaN without test data at the clients
         line["leads"] = leads[name]
         for target in targets:
             line[f"rounds to {target:g}"] = str(count_rounds(runs, metric, target))
@@ -60,12 +62,12 @@ def compare_selectors(
 
 
 def last_known(by_round: Sequence[float]) -> float:
-    """The last value that is one."""
+    """The last value that is not NaN."""
     return next((v for v in reversed(by_round) if not math.isnan(v)), math.nan)
 
 
 def tables(lines: Sequence[Mapping[str, Any]], targets: Sequence[float]) -> str:
-    """The comparison in Markdown: fairness, then what it took to reach the targets."""
+    """The comparison in Markdown: values and rounds to targets, fairness, and costs."""
     fair = [("policy", "runs", "rounds", "Gini", "Jain", "least", "most", "never", "leads")]
     fair += [
         (
@@ -90,35 +92,33 @@ def tables(lines: Sequence[Mapping[str, Any]], targets: Sequence[float]) -> str:
         )
         for line in lines
     ]
-    spent = [k for k in COSTS if k != "seconds"]  # those depend on this machine, and stand in selection.json
-    kinds = [k for k in spent if any(line.get(f"{k} to {t:g}") is not None for line in lines for t in targets)]
-    cost = [("policy", *(f"{cost_heading(k)} to {t:g}" for t in targets for k in kinds))]
-    cost += [(line["method"], *(amount(line[f"{k} to {t:g}"], k) for t in targets for k in kinds)) for line in lines]
-    return "\n".join(markdown(table) for table in (speed, fair, cost) if len(table[0]) > 1)
+    columns = [(kind, target) for target in targets for kind in COSTS if kind != "seconds"]  # seconds: of this machine
+    known_kinds = {kind for kind, target in columns for line in lines if line.get(f"{kind} to {target:g}") is not None}
+    columns = [(kind, target) for kind, target in columns if kind in known_kinds]
+    cost = [("policy", *(f"{cost_heading(kind)} to {target:g}" for kind, target in columns))]
+    for line in lines:
+        cost.append((line["method"], *(amount(line[f"{kind} to {target:g}"], kind) for kind, target in columns)))
+    return "\n".join(markdown_table(table) for table in (speed, fair, cost) if len(table[0]) > 1)
 
 
 def cost_heading(kind: str) -> str:
-    """A kind of cost as a heading."""
+    """The heading of a kind of cost."""
     return {"bytes": "MB", "sim_seconds": "simulated s", "sim_joules": "simulated J"}.get(kind, kind)
 
 
 def amount(value: float | None, kind: str) -> str:
-    """A cost as a table shows it."""
+    """A cost as a cell of a table."""
     if value is None:
         return "-"
     return f"{value / 1e6:,.1f}" if kind == "bytes" else f"{value:,.1f}"
 
 
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Rows, of which the first is the heading, as a Markdown table."""
-    head, *body = rows
-    return "".join(f"| {' | '.join(row)} |\n" for row in [head, ["---"] * len(head), *body])
-
-
 def require_metric(methods: Methods, metric: str, folder: Path) -> None:
     """ConfigError if not all runs have the metric."""
-    if not all(any(metric in row for row in run.rows) for runs in methods.values() for run in runs):
-        raise ConfigError(f"not every run below {folder} has a metric {metric!r}")
+    for runs in methods.values():
+        for run in runs:
+            if not any(metric in row for row in run.rows):
+                raise ConfigError(f"not every run below {folder} has a metric {metric!r}")
 
 
 def write_comparison(methods: Methods, out: Path, metric: str, targets: Sequence[float]) -> list[Path]:

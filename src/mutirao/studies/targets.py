@@ -1,4 +1,4 @@
-"""What it took the runs of a study to get somewhere, and who leads: read from any run folder."""
+"""Rounds and costs until runs reach a target value, and which method leads: read from any run folder."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,12 @@ from mutirao.metrics import rounds_to
 from mutirao.runs.reader import Floats, Record, json_of
 from mutirao.stats import Interval, interval
 
-FEW = 5  # runs whose figures are listed one by one
+FEW = 5  # up to so many runs are listed one by one
 COSTS = ("seconds", "bytes", "sim_seconds", "sim_joules")
 
 
 def runs_by_method(folder: Path) -> dict[str, list[Record]]:
-    """The runs of a folder by method: those of a study, in its own order, or the one run it holds.
+    """The runs of a folder by method: those of a study, in its order, or a single run.
 
     >>> import mutirao
     >>> _ = mutirao.execute("quickstart", {"rounds": 2, "per_round": 2}, "runs/alone", pictures=False)
@@ -31,7 +31,7 @@ def runs_by_method(folder: Path) -> dict[str, list[Record]]:
     for file in sorted((folder / "cells").glob("*/*/history.csv")):
         methods.setdefault(file.parent.parent.name, []).append(Record.begun(file.parent))
     if not methods:
-        raise ConfigError(f"{folder} holds neither a run nor a study with at least one round")
+        raise ConfigError(f"{folder} contains neither a run nor a study with at least one round")
     order = json_of(folder / "study.json").get("methods")
     place = {str(m): i for i, m in enumerate(order)} if isinstance(order, list) else {}
     return dict(sorted(methods.items(), key=lambda item: (place.get(item[0], len(place)), item[0])))
@@ -45,11 +45,11 @@ def values(record: Record, metric: str) -> list[float]:
 
 
 def sign_of(record: Record, metric: str) -> float:
-    """1 if higher values of the metric are better, -1 if lower ones are; ConfigError if nobody says."""
-    way = record.direction(metric)
-    if way is None:
+    """1 if higher values of the metric are better, -1 if lower ones; ConfigError if neither is declared."""
+    direction = record.direction(metric)
+    if direction is None:
         raise ConfigError(f"{record.path}: the direction of {metric!r} is not declared, so none of its values is best")
-    return 1.0 if way == "higher" else -1.0
+    return 1.0 if direction == "higher" else -1.0
 
 
 def best_so_far(record: Record, metric: str) -> Floats:
@@ -72,29 +72,32 @@ def first_at(record: Record, metric: str, target: float) -> int | None:
 
 
 def cost_to(record: Record, metric: str, target: float) -> dict[str, float] | None:
-    """What had been spent at the end of the first round that reached the target; None if none did."""
+    """The costs up to the first round that reached the target; None if none did."""
     end = first_at(record, metric, target)
     if end is None:
         return None
-    spent = record.rows[:end]
-    both = [{**row, "bytes": row.get("bytes_down", 0) + row.get("bytes_up", 0)} for row in spent]
-    sums = {k: float(sum(row[k] for row in both)) for k in COSTS if all(k in row for row in both)}
-    return {"rounds": float(end), **sums}
+    rows = [{**row, "bytes": row.get("bytes_down", 0) + row.get("bytes_up", 0)} for row in record.rows[:end]]
+    costs = {"rounds": float(end)}
+    for kind in COSTS:
+        if all(kind in row for row in rows):
+            costs[kind] = float(sum(row[kind] for row in rows))
+    return costs
 
 
 def by_client(record: Record, metric: str = "accuracy") -> dict[ClientId, float]:
-    """The last value each client reported of its own data, of those who ever did."""
-    (names, codes), told = record.clients.codes("client"), record.clients.numbers(metric)
-    known = ~np.isnan(told)
+    """The last value that each client reported, for clients that reported any."""
+    names, codes = record.clients.codes("client")
+    reported = record.clients.numbers(metric)
+    known = ~np.isnan(reported)
     last = np.full(len(names), np.nan)
-    last[codes[known]] = told[known]  # of several the last stands
+    last[codes[known]] = reported[known]  # later rows replace earlier ones
     return {names[i]: float(last[i]) for i in np.flatnonzero(~np.isnan(last)).tolist()}
 
 
 def worst_decile(record: Record, metric: str = "accuracy") -> float:
-    """The mean over the tenth of the clients that fare worst in the end.
+    """The final mean over the worst tenth of the clients.
 
-    By test samples of their own, if the run judged every client; else by what they last reported of their training.
+    By the clients' own test samples, if all clients were evaluated; else by their last reports from training.
     """
     if any(f"{metric}_worst_decile" in row for row in record.rows):
         return next(v for v in reversed(values(record, f"{metric}_worst_decile")) if not math.isnan(v))
@@ -105,15 +108,15 @@ def worst_decile(record: Record, metric: str = "accuracy") -> float:
 
 @dataclass(frozen=True)
 class Reached:
-    """How many rounds the runs of a method took to a target; None: it was never reached."""
+    """Rounds to a target value for each run of a method; None if it was never reached."""
 
     target: float
     rounds: tuple[int | None, ...]
-    of: int  # rounds made
+    of: int  # rounds of the shortest run
 
     @property
     def interval(self) -> Interval:
-        """Mean and 95% interval over runs; not known unless all runs got there."""
+        """Mean and 95% interval over runs; NaN unless all runs reached the target."""
         if any(r is None for r in self.rounds):
             return Interval(math.nan, math.nan)
         return interval([float(r) for r in self.rounds if r is not None])
@@ -121,9 +124,10 @@ class Reached:
     def __str__(self) -> str:
         each = ", ".join(f"> {self.of}" if r is None else str(r) for r in self.rounds)
         if len(self.rounds) > FEW:
-            got = sorted(r for r in self.rounds if r is not None)
-            each = f"{got[0]} to {got[-1]}" if got else "never"
-            each += f"; {len(self.rounds) - len(got)} of {len(self.rounds)} not" if len(got) < len(self.rounds) else ""
+            reached = sorted(r for r in self.rounds if r is not None)
+            each = f"{reached[0]} to {reached[-1]}" if reached else "never"
+            if len(reached) < len(self.rounds):
+                each += f"; {len(self.rounds) - len(reached)} of {len(self.rounds)} not"
         found = self.interval
         if math.isnan(found.mean) or len(self.rounds) < 2:
             return each
@@ -137,7 +141,7 @@ def count_rounds(runs: Sequence[Record], metric: str, target: float) -> Reached:
 
 
 def mean_best(runs: Sequence[Record], metric: str) -> Floats:
-    """The best value so far by round, averaged over runs as far as all of them go."""
+    """The best value so far by round, averaged over runs up to the shortest."""
     shortest = min(run.rounds for run in runs)
     return np.asarray(np.mean([best_so_far(run, metric)[:shortest] for run in runs], axis=0))
 
@@ -145,7 +149,7 @@ def mean_best(runs: Sequence[Record], metric: str) -> Floats:
 def dominance(methods: Mapping[str, Sequence[Record]], metric: str) -> dict[str, float]:
     """The share of rounds in which each method has the best best-so-far value, on average over its runs.
 
-    Methods that are level share the round.
+    Methods with equal values share the round.
     """
     sign = sign_of(next(iter(methods.values()))[0], metric)
     curves = {name: sign * mean_best(runs, metric) for name, runs in methods.items()}
