@@ -76,7 +76,7 @@ def test_data_are_found_by_what_they_hold(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "a" / "ml-1m" / "ratings.dat").touch()
     assert find_system_data(system, None) == find_system_data(system, tmp_path / "a") == tmp_path / "a" / "ml-1m"
     assert find_system_data(system, tmp_path / "a" / "ml-1m") == tmp_path / "a" / "ml-1m"
-    with pytest.raises(ConfigError, match=re.escape("holds ratings.dat; right would be MovieLens-1M")):
+    with pytest.raises(ConfigError, match=re.escape("contains ratings.dat; expected MovieLens-1M")):
         find_system_data(system, tmp_path)
 
 

@@ -228,7 +228,7 @@ def test_what_is_tuned_cannot_be_set_and_unknown_metrics_are_refused(tmp_path: P
 def test_a_recipe_without_validation_data_is_refused(tmp_path: Path) -> None:
     text = 'recipe = "iris:iris"\n[methods.a]\n[tune]\nmetric = "accuracy"\ngrid = { lr = [0.1, 0.2] }\n'
     (tmp_path / "s.toml").write_text(text)
-    with pytest.raises(ConfigError, match=r"iris:iris has no validation data.* takes judge_by=vali"):
+    with pytest.raises(ConfigError, match=r"iris:iris has no validation data.* accepts judge_by=vali"):
         read_tuning(tmp_path / "s.toml", trust=lambda where, names: True)
 
 
