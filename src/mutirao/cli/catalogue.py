@@ -1,4 +1,4 @@
-"""`mutirao catalogue`: match catalogues, train item vectors, carry them over and recommend by them."""
+"""`mutirao catalogue`: match catalogues, train and transfer item vectors, and recommend."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,11 +44,9 @@ def match_command(a: Path, b: Path, threshold: float, review: Path | None, out: 
     from mutirao.systems.recsys.readers import read_catalogue
 
     if out.exists() and (review is None or out.resolve() != review.resolve()):
-        raise ConfigError(
-            f"{out} is there already and may hold verdicts; give it with --review too, or name another --out"
-        )
-    judged = read_verdicts(review.expanduser()) if review else None
-    matches = match(read_catalogue(a.expanduser()), read_catalogue(b.expanduser()), threshold, judged)
+        raise ConfigError(f"{out} already exists and may hold verdicts; pass it to --review too, or name another --out")
+    verdicts = read_verdicts(review.expanduser()) if review else None
+    matches = match(read_catalogue(a.expanduser()), read_catalogue(b.expanduser()), threshold, verdicts)
     write_matches(matches, out)
     report = matches.report()
     print_result(report | {"table": str(out)}, as_json, *describe_matches(report, out))
@@ -65,9 +63,9 @@ def describe_matches(report: dict[str, Any], out: Path) -> Iterator[str]:
     yield f"{report['doubtful']:,} pairs are doubtful, {report['near']:,} more are near but do not count"
     for which, twice in zip(("first", "second"), report["titles_twice"], strict=True):
         if twice:
-            more = f"{twice:,} titles stand more than once in the {which} catalogue"
+            more = f"{twice:,} titles are more than once in the {which} catalogue"
             yield f"{more}; the more often rated item goes first"
-    yield f"written: {out}; those to look at stand first"
+    yield f"written: {out}; pairs to check come first"
 
 
 @catalogue.command("transfer")
@@ -102,15 +100,19 @@ def transfer_command(
     from mutirao.systems.recsys.matching import match, pairs_between
     from mutirao.systems.recsys.readers import read_catalogue
 
-    mine, theirs = read_catalogue(target.expanduser()), load_embeddings(source.expanduser())
-    joined = pairs_between(table.expanduser(), mine, theirs.catalogue) if table else match(mine, theirs.catalogue).pairs
-    dimension = theirs.vectors.shape[1]
-    vectors = transfer(mine, theirs, joined, dimension=dimension, rng=rng(seed, 0, "transfer"), share=share, by=by)
-    carried = round(share * len(joined))
-    facts = {"pairs": len(joined), "carried_over": carried, "items": len(mine), "share": share, "by": by, "seed": seed}
-    save_embeddings(Embeddings(mine, vectors, {"how": "transfer", **facts, "source": theirs.card}), out)
-    said = f"{carried:,} of {len(mine):,} items begin at a vector of {source}; written: {out}"
-    print_result(facts | {"dimension": dimension, "file": str(out)}, as_json, said)
+    ours = read_catalogue(target.expanduser())
+    trained = load_embeddings(source.expanduser())
+    if table:
+        pairs = pairs_between(table.expanduser(), ours, trained.catalogue)
+    else:
+        pairs = match(ours, trained.catalogue).pairs
+    dimension = trained.vectors.shape[1]
+    vectors = transfer(ours, trained, pairs, dimension=dimension, rng=rng(seed, 0, "transfer"), share=share, by=by)
+    count = round(share * len(pairs))
+    facts = {"pairs": len(pairs), "carried_over": count, "items": len(ours), "share": share, "by": by, "seed": seed}
+    save_embeddings(Embeddings(ours, vectors, {"how": "transfer", **facts, "source": trained.card}), out)
+    text = f"{count:,} of {len(ours):,} items start from a vector of {source}; written: {out}"
+    print_result(facts | {"dimension": dimension, "file": str(out)}, as_json, text)
 
 
 @catalogue.command("pretrain")
@@ -148,17 +150,17 @@ def pretrain_command(
     from mutirao.systems.recsys.pretrain import Factorisation, pretrain
     from mutirao.systems.recsys.readers import read_ratings
 
-    made = pretrain(read_ratings(data.expanduser(), columns), Factorisation(**factorisation), seed, folds)
-    keep(made, out, as_json)
+    embeddings = pretrain(read_ratings(data.expanduser(), columns), Factorisation(**factorisation), seed, folds)
+    write_embeddings(embeddings, out, as_json)
 
 
-def keep(made: Any, out: Path, as_json: bool) -> None:
-    """Write item vectors and say so."""
+def write_embeddings(embeddings: Any, out: Path, as_json: bool) -> None:
+    """Write item vectors and print their number, or their card as JSON."""
     from mutirao.systems.recsys.embeddings import save_embeddings
 
-    save_embeddings(made, out)
-    said = f"{len(made.catalogue):,} vectors of length {made.vectors.shape[1]}; written: {out}"
-    print_result(made.card | {"file": str(out)}, as_json, said)
+    save_embeddings(embeddings, out)
+    text = f"{len(embeddings.catalogue):,} vectors of length {embeddings.vectors.shape[1]}; written: {out}"
+    print_result(embeddings.card | {"file": str(out)}, as_json, text)
 
 
 @catalogue.command("export")
@@ -175,7 +177,7 @@ def export_command(run: Path, model: str, out: Path, as_json: bool) -> None:
     """
     from mutirao.systems.recsys.trained import embeddings_of_run
 
-    keep(embeddings_of_run(run.expanduser(), model), out, as_json)
+    write_embeddings(embeddings_of_run(run.expanduser(), model), out, as_json)
 
 
 @catalogue.command("recommend")
@@ -196,7 +198,7 @@ def recommend_command(items: Path, ratings: tuple[str, ...], count: int, as_json
     for text in ratings:
         name, equals, value = text.rpartition("=")
         if name in given:
-            raise ConfigError(f"item {name!r} is rated twice; right would be once")
+            raise ConfigError(f"item {name!r} is rated twice; expected one rating")
         try:
             given[name] = float(value if equals else "")
         except ValueError:
@@ -221,7 +223,8 @@ def cold_command(items: Path, catalogue_of: Path, out: Path, as_json: bool) -> N
     from mutirao.systems.recsys.embeddings import load_embeddings
     from mutirao.systems.recsys.readers import read_catalogue
 
-    keep(add_cold(load_embeddings(items.expanduser()), read_catalogue(catalogue_of.expanduser())), out, as_json)
+    embeddings = add_cold(load_embeddings(items.expanduser()), read_catalogue(catalogue_of.expanduser()))
+    write_embeddings(embeddings, out, as_json)
 
 
 @catalogue.command("judge-cold")
@@ -231,7 +234,7 @@ def cold_command(items: Path, catalogue_of: Path, out: Path, as_json: bool) -> N
 @click.option("--dimension", default=50, show_default=True, help="Length of the vectors, biases included.")
 @click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="Number of seeds.")
 @JSON
-def judge_cold_command(data: Path, columns: str, hide: float, dimension: int, seeds: int, as_json: bool) -> None:
+def evaluate_cold_command(data: Path, columns: str, hide: float, dimension: int, seeds: int, as_json: bool) -> None:
     """Evaluate vectors predicted for items without ratings.
 
     The ratings of some items are hidden, their vectors predicted, and evaluated on users that were not trained on.

@@ -48,7 +48,7 @@ Floats = npt.NDArray[np.float64]
 Assignments = tuple[tuple[str, Any], ...]
 CLIENTS = 2  # few, so that the site has many samples: a single sample is then harder to isolate
 WIDE: Assignments = (("hidden", 4000), ("batch_size", 100_000), ("epochs", 1))  # a wide model, one step on all samples
-HONEST_ROUNDS = 5  # before the update whose losses are compared
+HONEST_ROUNDS = 5  # before the update whose loss is compared
 CANDIDATES = 128  # members, and as many others
 SHOWN = 12  # samples in the picture
 RECOVERED = 0.1  # |found - x| / |x| below which a sample counts as recovered
@@ -131,10 +131,6 @@ class Target:
         asker = Requester("drill", self.drill.recipe, self.client)
         asker = approve(policy, asker, requested, functools.partial(settings_of, self.drill.recipe, pinned))
         return PolicyHandler(task.handler, policy, asker)(request, site).arrays
-
-    def rng(self, purpose: str) -> np.random.Generator:
-        """A generator for one purpose."""
-        return rng(self.drill.seed, 0, purpose)
 
 
 def flat_samples(samples: Any) -> tuple[Floats, Floats]:
@@ -268,21 +264,21 @@ def quantiles(levels: Floats | float, mean: Floats | float, deviation: Floats | 
 
 def recover_by_thresholds(target: Target, policy: Policy | None) -> AttackResult:
     """Recover samples with a wide model that the server chose, and one step on all samples."""
-    sent = craft_thresholds(target.task(WIDE).initial(), target.test_x, target.rng("leak"))
+    sent = craft_thresholds(target.task(WIDE).initial(), target.test_x, rng(target.drill.seed, 0, "leak"))
     found = read_thresholds(sent, target.update(policy, WIDE, sent), target.x.shape[1])
     return AttackResult("", "", count_recovered(found, target.x), len(target.x), found=found)
 
 
 def recover_by_rare_units(target: Target, policy: Policy | None) -> AttackResult:
     """Recover samples with crafted weights in the agreed model and with the agreed settings."""
-    sent = craft_rare(target.task(()).initial(), target.test_x, len(target.x), target.rng("leak"))
+    sent = craft_rare(target.task(()).initial(), target.test_x, len(target.x), rng(target.drill.seed, 0, "leak"))
     found = read_rare(sent, target.update(policy, (), sent), target.x.shape[1])
     return AttackResult("", "", count_recovered(found, target.x), len(target.x), found=found)
 
 
 def candidates(target: Target) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
     """Samples of the client and as many others of the same classes: samples, labels, and whether each is a member."""
-    draw = target.rng("candidates")
+    draw = rng(target.drill.seed, 0, "candidates")
     members: list[int] = []
     others: list[int] = []
     for label in np.unique(target.y):
@@ -337,7 +333,8 @@ def infer_by_losses(target: Target, policy: Policy | None) -> AttackResult:
 
 def evaluate_scores(target: Target, scores: Sequence[float], is_member: npt.NDArray[np.bool_]) -> AttackResult:
     """AUC of the scores for members against others, with a bootstrap interval of 95%."""
-    low, high = auc_interval(scores, is_member, np.arange(len(scores)), target.rng("bootstrap"), draws=300)
+    draw = rng(target.drill.seed, 0, "bootstrap")
+    low, high = auc_interval(scores, is_member, np.arange(len(scores)), draw, draws=300)
     return AttackResult("", "", auc=auc(scores, is_member), low=low, high=high, samples=len(scores))
 
 

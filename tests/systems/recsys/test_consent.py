@@ -88,7 +88,7 @@ def test_a_table_may_say_who_consents(data: Path, tmp_path: Path) -> None:
         ("1\nx1\n2\nx2\n", (), "line 2: 'x1' is not a user with enough ratings here, nor are 1 more of the 4"),
         ("1\n\n2\n", ("start.column=who",), "line 1: there is no column 'who'; it has 1"),
         ("who,when\n1,a\n,b\n", ("start.column=who",), "line 3: who is empty"),
-        ("\n".join(RATINGS.users), ("start.epochs=1",), "nobody is left to be served"),
+        ("\n".join(RATINGS.users), ("start.epochs=1",), "no user is left to train"),
     ],
 )
 def test_a_list_that_cannot_be_is_refused(

@@ -34,7 +34,7 @@ def test_saved_is_loaded(tmp_path: Path) -> None:
 
 
 def test_what_is_no_file_of_vectors_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not there"):
+    with pytest.raises(ConfigError, match="does not exist"):
         load_embeddings(tmp_path / "nothing.safetensors")
     (tmp_path / "odd.safetensors").write_bytes(b"odd")
     with pytest.raises(Damaged, match="corrupt"):
@@ -113,12 +113,12 @@ def test_an_item_twice_is_refused() -> None:
     ("name", "text", "says"),
     [
         ("movies.dat", "", "is an empty catalogue"),
-        ("movies.dat", "1::A\n1::B\n", "line 2: item '1' stands in line 1 already"),
-        ("movies.dat", "A film\n", "line 1: right would be ID::TITLE"),
-        ("u.item", "1\n", "line 1: right would be ID|TITLE"),
-        ("movie_titles.txt", "1,1999\n", "line 1: right would be ID,YEAR,TITLE"),
-        ("movie_titles.txt", "1,soon,A\n", "line 1: right would be ID,YEAR,TITLE"),
-        ("movies.csv", "name,year\nA,1999\n", "line 1: the columns are name, year; right would be id,title,year"),
+        ("movies.dat", "1::A\n1::B\n", "line 2: item '1' is in line 1 already"),
+        ("movies.dat", "A film\n", "line 1: expected ID::TITLE"),
+        ("u.item", "1\n", "line 1: expected ID|TITLE"),
+        ("movie_titles.txt", "1,1999\n", "line 1: expected ID,YEAR,TITLE"),
+        ("movie_titles.txt", "1,soon,A\n", "line 1: expected ID,YEAR,TITLE"),
+        ("movies.csv", "name,year\nA,1999\n", "line 1: the columns are name, year; expected id,title,year"),
         ("movies.csv", "id,title,year\n1,A,later\n", "line 2: 'later' is not a year"),
         ("movies.csv", "id,title,year\n1,A\n", "line 2: 2 cells"),
         ("movies.csv", "id,title,year\n", "is an empty catalogue"),
@@ -133,7 +133,7 @@ def test_a_bad_catalogue_is_named(tmp_path: Path, name: str, text: str, says: st
 
 
 def test_a_folder_without_catalogue_says_what_would_be_right(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"holds no catalogue; right would be movies\.dat"):
+    with pytest.raises(ConfigError, match=r"holds no catalogue; expected movies\.dat"):
         read_catalogue(tmp_path)
 
 

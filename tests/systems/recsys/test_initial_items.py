@@ -118,5 +118,5 @@ def test_a_share_of_what_was_pooled_is_used() -> None:
 
 
 def test_somebody_must_be_left() -> None:
-    with pytest.raises(ConfigError, match="nobody is left"):
+    with pytest.raises(ConfigError, match="no user is left"):
         Consent(users=0.999)(USERS, METHOD, 0)

@@ -88,5 +88,5 @@ def test_the_current_model_is_not_touched() -> None:
 
 @pytest.mark.parametrize("settings", [{"shrinkage": -1.0}, {"lr": 0.0}])
 def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="must not be negative"):
+    with pytest.raises(ValueError, match="at least 0"):
         ByItem(**settings)

@@ -13,7 +13,15 @@ from mutirao.errors import ConfigError
 from mutirao.randomness import rng
 from mutirao.systems.recsys.catalogues import Catalogue
 from mutirao.systems.recsys.embeddings import Embeddings, load_embeddings, save_embeddings
-from mutirao.systems.recsys.matching import STEPS, compare, match, pairs, pairs_between, read_verdicts, write_matches
+from mutirao.systems.recsys.matching import (
+    STEPS,
+    compare,
+    match,
+    pairs_between,
+    read_pairs,
+    read_verdicts,
+    write_matches,
+)
 from mutirao.systems.recsys.readers import read_catalogue, read_ratings
 from mutirao.systems.recsys.titles import parse_title
 
@@ -206,7 +214,7 @@ def test_a_person_corrects_the_table_and_the_verdicts_last(tmp_path):
     table = tmp_path / "matches.csv"
     first = match(a, b)
     write_matches(first, table)
-    assert pairs(table) == tuple(sorted(first.pairs, key=lambda p: pairs(table).index(p)))
+    assert read_pairs(table) == tuple(sorted(first.pairs, key=lambda p: read_pairs(table).index(p)))
     assert set(first.pairs) == {("a0", "b0"), ("a2", "b2"), ("a3", "b3")}
     assert read_verdicts(table) == {}
     rows = list(csv.DictReader(table.read_text().splitlines()))
@@ -214,7 +222,7 @@ def test_a_person_corrects_the_table_and_the_verdicts_last(tmp_path):
     assert [(r["a_id"], r["b_id"]) for r in rows if r["step"] == "none"] == [("a1", "b1")]
 
     edited(table, {("a2", "b2"): "no", ("a1", "b1"): "YES "})
-    assert set(pairs(table)) == {("a0", "b0"), ("a1", "b1"), ("a3", "b3")}
+    assert set(read_pairs(table)) == {("a0", "b0"), ("a1", "b1"), ("a3", "b3")}
     for _ in range(2):  # and again, from the table written after the review
         again = match(a, b, verdicts=read_verdicts(table))
         assert set(again.pairs) == {("a0", "b0"), ("a1", "b1"), ("a3", "b3")}
@@ -235,9 +243,9 @@ def test_a_verdict_may_join_what_the_matcher_gave_to_another(tmp_path):
     [
         ("a_id,b_id,step\n", "line 1: column 'verdict' is missing"),
         ("", "line 1: column 'a_id' is missing"),
-        ("a_id,b_id,step,verdict\na0,b0,title,maybe\n", "line 2: verdict is 'maybe'; right would be yes, no"),
+        ("a_id,b_id,step,verdict\na0,b0,title,maybe\n", "line 2: verdict is 'maybe'; expected yes, no"),
         ("a_id,b_id,step,verdict\n,b0,title,yes\n", "line 2: a_id or b_id is missing"),
-        ("a_id,b_id,step,verdict\na0,b0,title,\na0,b0,title,no\n", "line 3: the pair 'a0', 'b0' stands in line 2"),
+        ("a_id,b_id,step,verdict\na0,b0,title,\na0,b0,title,no\n", "line 3: the pair 'a0', 'b0' is in line 2"),
         ("a_id,b_id,step,verdict\na9,b0,title,yes\n", "the review names item 'a9', which the first"),
         ("a_id,b_id,step,verdict\na0,b9,title,no\n", "the review names item 'b9', which the second"),
         ("a_id,b_id,step,verdict\na0,b0,,yes\na0,b1,,yes\n", "item 'a0' of the first catalogue is said to be both"),
@@ -258,10 +266,10 @@ def test_a_table_from_another_spreadsheet_is_read(tmp_path):
     assert read_verdicts(table) == {("a1", "b1"): True}
     table.write_bytes(b"a_id,b_id,step,verdict\na0,b0,title,\na0,b1,title,\n")
     with pytest.raises(ConfigError, match="'a0' of the first catalogue is in two pairs"):
-        pairs(table)
+        read_pairs(table)
     table.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not UTF-8"):
-        pairs(table)
+        read_pairs(table)
 
 
 # the commands
@@ -301,7 +309,7 @@ def test_match_says_in_a_line_what_is_wrong(tmp_path):
     (tmp_path / "columns.csv").write_text("name,year\n1,2\n")
     for other, message in (
         ("empty.csv", "is an empty catalogue"),
-        ("columns.csv", "right would be id,title,year"),
+        ("columns.csv", "expected id,title,year"),
         ("nowhere", "holds no catalogue"),
     ):
         done = run("match", a, tmp_path / other, "--out", tmp_path / "m.csv")

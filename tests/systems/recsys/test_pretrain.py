@@ -15,11 +15,11 @@ from mutirao.systems.recsys.pretrain import (
     Factorisation,
     Pooled,
     fold_errors,
-    one_epoch,
+    initial_items,
+    initial_users,
+    pca,
     pretrain,
-    principal,
-    start_items,
-    start_users,
+    train_epoch,
 )
 from mutirao.systems.recsys.ratings import gather, plant
 
@@ -29,9 +29,9 @@ SMALL = Factorisation(dimension=8, epochs=15, lr=0.03, decay=0.05)
 
 def test_sgd_takes_one_step_a_rating() -> None:
     how = dataclasses.replace(SMALL, lr=0.1)
-    users, items = start_users(RATINGS, how, 0), start_items(RATINGS, how, 0)
+    users, items = initial_users(RATINGS, how, 0), initial_items(RATINGS, how, 0)
     p, q = users.astype(np.float64), items.astype(np.float64)
-    one_epoch(RATINGS, how, np.random.default_rng(5), users, items)
+    train_epoch(RATINGS, how, np.random.default_rng(5), users, items)
     owners = RATINGS.owners()
     for k in np.random.default_rng(5).permutation(len(RATINGS)):
         u, i = owners[k], RATINGS.items[k]
@@ -45,7 +45,7 @@ def test_sgd_takes_one_step_a_rating() -> None:
 
 def test_whitened_components_have_one_variance_and_span_the_same() -> None:
     how = Factorisation(dimension=6, begin="pca", biases=False, whiten=True, spread=1.0)
-    found, plain = (start_items(RATINGS, h, 0) for h in (how, dataclasses.replace(how, whiten=False)))
+    found, plain = (initial_items(RATINGS, h, 0) for h in (how, dataclasses.replace(how, whiten=False)))
     np.testing.assert_allclose(found.std(0), 1, rtol=1e-4)
     assert plain.std(0).max() > 1.3 * plain.std(0).min()
     assert plain.std() == pytest.approx(1, rel=1e-4)
@@ -54,7 +54,7 @@ def test_whitened_components_have_one_variance_and_span_the_same() -> None:
 
 @pytest.mark.parametrize("wrong", [{"whiten": True}, {"spread": 0.0}, {"decay": float("nan")}])
 def test_what_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"whiten|cannot be"):
+    with pytest.raises(ConfigError, match=r"whiten|must be above 0"):
         Factorisation(**wrong)
 
 
@@ -77,7 +77,7 @@ def test_without_numba_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_pca_spans_what_scikit_learn_finds() -> None:
-    found = principal(RATINGS, 5, 5, seed=0)
+    found = pca(RATINGS, 5, 5, seed=0)
     matrix = np.zeros((len(RATINGS.users), len(RATINGS.catalogue)))
     means = np.bincount(RATINGS.items, RATINGS.values) / np.bincount(RATINGS.items)
     matrix[RATINGS.owners(), RATINGS.items] = RATINGS.values - means[RATINGS.items]
@@ -94,7 +94,7 @@ def test_word2vec_puts_items_taken_together_side_by_side() -> None:
     users = np.repeat(np.arange(200), 8)
     items = np.concatenate([draw.choice(10, 8, replace=False) + 10 * (u % 2) for u in range(200)])
     ratings = gather(users, items, np.ones(len(users)), np.arange(len(users), dtype=np.int64))
-    vectors = start_items(ratings, Factorisation(8, "word2vec", biases=False, window=3), seed=0)
+    vectors = initial_items(ratings, Factorisation(8, "word2vec", biases=False, window=3), seed=0)
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     alike = unit @ unit.T - 2 * np.eye(20)
     groups = np.array([int(i) // 10 for i in ratings.catalogue.ids])
@@ -114,7 +114,7 @@ def test_a_seed_repeats_itself_and_another_does_not(where: Any) -> None:
 
 @pytest.mark.parametrize("where", ["random", "pca", "word2vec"])
 def test_every_beginning_has_the_same_spread_and_no_biases_yet(where: Any) -> None:
-    vectors = start_items(RATINGS, dataclasses.replace(SMALL, begin=where), 0)
+    vectors = initial_items(RATINGS, dataclasses.replace(SMALL, begin=where), 0)
     assert vectors[:, 1:].std() == pytest.approx(0.1, rel=0.1)
     assert not vectors[:, 0].any()
 
@@ -132,7 +132,7 @@ def test_implicit_feedback_is_not_factorised(caplog: pytest.LogCaptureFixture) -
     assert "not factorised" in caplog.text
     assert made.card["epochs"] == 0
     assert made.card["loss"] == "weighted"
-    np.testing.assert_array_equal(made.vectors, start_items(implicit, dataclasses.replace(SMALL, begin="pca"), 0))
+    np.testing.assert_array_equal(made.vectors, initial_items(implicit, dataclasses.replace(SMALL, begin="pca"), 0))
 
 
 @pytest.mark.parametrize(
@@ -149,17 +149,17 @@ def test_what_cannot_be_is_said(settings: dict[str, Any], says: str) -> None:
 
 @pytest.mark.parametrize("settings", [{"dimension": 1}, {"epochs": -1}, {"lr": 0.0}, {"window": 0}, {"decay": -1.0}])
 def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="cannot be"):
+    with pytest.raises(ConfigError, match="must be above 0"):
         dataclasses.replace(SMALL, **settings)
 
 
 def test_too_many_folds_are_refused() -> None:
-    with pytest.raises(ConfigError, match="cannot make 1 folds"):
+    with pytest.raises(ConfigError, match="cannot be split into 1 folds"):
         fold_errors(RATINGS, SMALL, 0, 0, 1)
 
 
 def test_pooled_rounds_are_epochs_of_the_same_factorisation() -> None:
-    site, arrays = Site("pooled", RATINGS), {"items": start_items(RATINGS, SMALL, 3)}
+    site, arrays = Site("pooled", RATINGS), {"items": initial_items(RATINGS, SMALL, 3)}
     for t in (1, 2):
         reply = Pooled(SMALL)(Request("train", arrays, {"seed": 3, "round": t}), site)
         arrays = reply.arrays

@@ -44,7 +44,7 @@ def test_text_and_numbers_may_be_ids() -> None:
 def test_ratings_given_again_are_counted_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "mutirao"):
         made([(1, 1, 3, 0), (1, 1, 4, 5)])
-    assert "1 ratings were given again later" in caplog.text
+    assert "1 ratings were replaced by later ones" in caplog.text
 
 
 def test_an_item_the_catalogue_does_not_know_is_kept_without_title(caplog: pytest.LogCaptureFixture) -> None:
@@ -176,8 +176,8 @@ def test_planted_ratings_look_like_ratings() -> None:
     np.testing.assert_array_equal(ratings.values, again.values)
 
 
-def test_ratings_held_ready_do_not_grow_with_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mutirao.systems.recsys.ratings.KEPT", 10)
+def test_cached_ratings_do_not_grow_with_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mutirao.systems.recsys.ratings.CACHE_SIZE", 10)
     users = Users(plant(30, 40, np.random.default_rng(0)))
     first = {name: users[name] for name in users}
     assert len(users._tastes) <= 10

@@ -144,17 +144,15 @@ def test_what_is_no_parquet_is_refused(tmp_path: Path) -> None:
         ("1::7::::100", "'' is not a rating"),
         ("1::7::5", "3 cells instead of 4"),
         ("1::7::5::100::9", "5 cells instead of 4"),
-        ("::7::5::100", "'' is no id of a user"),
-        ("1::\x01::5::100", "is no id of a item"),
+        ("::7::5::100", "'' is not a valid user id"),
+        ("1::\x01::5::100", "is not a valid item id"),
         ("1::7::5::yesterday", "'yesterday' is neither seconds nor a date"),
         ("1::7::5::2001-02-30", "neither seconds nor a date"),
     ],
 )
 def test_a_malformed_line_is_named(tmp_path: Path, line: str, says: str) -> None:
     folder = write(tmp_path, ratings__dat=f"1::7::5::100\n\n{line}\n2::7::4::60\n")
-    with pytest.raises(
-        ConfigError, match=r"ratings\.dat, line 3: .*right would be 'USER::ITEM::RATING::TIME'"
-    ) as caught:
+    with pytest.raises(ConfigError, match=r"ratings\.dat, line 3: .*expected 'USER::ITEM::RATING::TIME'") as caught:
         read_ratings(folder)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -170,11 +168,11 @@ def test_the_line_is_counted_over_blocks(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("files", "says"),
     [
-        ({}, "holds no ratings; right would be ratings.dat"),
+        ({}, "holds no ratings; expected ratings.dat"),
         ({"ratings__dat": ""}, "holds no ratings"),
         ({"ratings__csv": "userId,movieId,rating,timestamp\n"}, "holds no ratings"),
         ({"ratings__csv": "a,b,c\n1,2,3\n"}, "does not say which columns hold users and items"),
-        ({"mv_0000001__txt": "1,5,2005-09-06\n"}, "line 1: no heading ITEM:"),
+        ({"mv_0000001__txt": "1,5,2005-09-06\n"}, "line 1: there is no heading ITEM:"),
         ({"mv_0000001__txt": "1:\n1,5,2005-13-06\n"}, "line 2: '2005-13-06' is neither"),
     ],
 )
@@ -191,7 +189,7 @@ def test_wrong_columns_are_refused(tmp_path: Path, columns: str) -> None:
 
 
 def test_a_missing_folder_says_what_would_be_right(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not there"):
+    with pytest.raises(ConfigError, match="does not exist"):
         read_ratings(tmp_path / "nothing")
 
 

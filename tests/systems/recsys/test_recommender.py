@@ -160,7 +160,7 @@ def test_the_commands_export_and_recommend(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["recommend", "nowhere.safetensors"], "error: nowhere.safetensors is not there"),
+        (["recommend", "nowhere.safetensors"], "error: nowhere.safetensors does not exist"),
         (["recommend", "nowhere.safetensors", "3"], "error: '3' is not of the form ID=RATING"),
         (["recommend", "nowhere.safetensors", "3=5", "3=1"], "error: item '3' is rated twice"),
         (["recommend", "nowhere.safetensors", "3=good"], "error: '3=good' is not of the form ID=RATING"),

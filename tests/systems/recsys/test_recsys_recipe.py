@@ -138,7 +138,7 @@ def test_no_vector_of_a_user_is_anywhere_in_the_run_folder(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("sets", "says"),
     [
-        (("data=nowhere",), "nowhere is not there"),
+        (("data=nowhere",), "nowhere does not exist"),
         (("clients=100000",), "there are only 480 users"),
         (("optimizer=adam",), "train by plain SGD"),
         (("momentum=0.5",), "train by plain SGD"),
@@ -147,12 +147,12 @@ def test_no_vector_of_a_user_is_anywhere_in_the_run_folder(tmp_path: Path) -> No
         (("loss=hinge",), "is not a choice"),
         (("dimension=1",), "dimension: 1 is too small"),
         (("start=transfer",), "name a file of item vectors"),
-        (("start=transfer", "start.source=nowhere.safetensors"), "nowhere.safetensors is not there"),
+        (("start=transfer", "start.source=nowhere.safetensors"), "nowhere.safetensors does not exist"),
         (("start=consent", "start.users=2.0"), "users is 2.0"),
         (("fold=6",), "fold: 6 is too large"),
         (("fold=2", "split=time"), "use split=users"),
         (("fold=2", "judge_by=vali"), "folds have no validation users"),
-        (("aggregate.shrinkage=-1.0",), "must not be negative"),
+        (("aggregate.shrinkage=-1.0",), "at least 0"),
         (("loss=bpr", "taken=6"), "no user has 2 ratings or more"),
     ],
 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mutirao.errors import ConfigError
 from mutirao.systems.recsys import kernels
 from mutirao.systems.recsys.kernels import compile_kernel
-from mutirao.systems.recsys.pretrain import fill_table, follow, word2vec
+from mutirao.systems.recsys.pretrain import fill_table, skipgram_epoch, word2vec
 from mutirao.systems.recsys.ratings import Ratings, gather, plant
 
 RATINGS = plant(60, 40, np.random.default_rng(0))
@@ -36,18 +36,18 @@ def test_the_draws_are_those_of_the_published_generator() -> None:
 def test_an_epoch_is_that_of_plain_loops(lengths: list[int], seed: int, window: int) -> None:
     draw = np.random.default_rng(seed)
     count, d, ends = sum(lengths), 5, np.cumsum(lengths)
-    items, reach = draw.integers(0, 6, count).astype(np.int32), draw.integers(1, window + 1, count)
+    items, windows = draw.integers(0, 6, count).astype(np.int32), draw.integers(1, window + 1, count)
     rates = draw.uniform(0.1, 0.5, count).astype(np.float32)
     table = draw.integers(0, 6, 64).astype(np.int32)
     inner, outer = (draw.normal(size=(6, d)).astype(np.float32) for _ in range(2))
     x, y = inner.astype(np.float64), outer.astype(np.float64)
-    compile_kernel(follow)(inner, outer, items, ends, reach, rates, table, 5, np.uint64(seed))
+    compile_kernel(skipgram_epoch)(inner, outer, items, ends, windows, rates, table, 5, np.uint64(seed))
 
     numbers = iter(mixed(seed))
     owner = np.repeat(np.arange(len(lengths)), lengths)
     for k in range(count):
         for near in range(count):
-            if near == k or owner[near] != owner[k] or abs(near - k) > reach[k]:
+            if near == k or owner[near] != owner[k] or abs(near - k) > windows[k]:
                 continue
             targets = [items[k], *(other for _ in range(5) if (other := table[next(numbers) % 64]) != items[k])]
             before, total = x[items[near]].copy(), np.zeros(d)
@@ -85,12 +85,12 @@ def popular(users: int) -> Ratings:
 def test_popular_items_are_left_out_and_rates_fall(seen: list[tuple[Any, ...]]) -> None:
     word2vec(popular(20_000), 4, 5, seed=0)
     assert len(seen) == 25, "a million items in all"
-    items, ends, reach, rates = (np.concatenate([call[k] for call in seen]) for k in (2, 3, 4, 5))
+    items, ends, windows, rates = (np.concatenate([call[k] for call in seen]) for k in (2, 3, 4, 5))
     top = np.bincount(items).max() / (25 * 20_000)
     assert top == pytest.approx(np.sqrt(0.001 / 0.5) + 0.001 / 0.5, rel=0.02)
     assert np.bincount(items, minlength=20_001).min() == 25, "a rare item is always kept"
-    assert set(reach.tolist()) == {1, 2, 3, 4, 5}
-    assert np.bincount(reach)[1:].std() < 0.02 * len(reach)
+    assert set(windows.tolist()) == {1, 2, 3, 4, 5}
+    assert np.bincount(windows)[1:].std() < 0.02 * len(windows)
     assert (np.diff(rates) <= 0).all()
     assert (rates[0], rates[-1]) == pytest.approx((0.025, 0.0001), abs=1e-6)
     assert all(call[3][-1] == len(call[2]) for call in seen)
@@ -98,7 +98,7 @@ def test_popular_items_are_left_out_and_rates_fall(seen: list[tuple[Any, ...]]) 
     assert len(ends) == 25 * 20_000
 
 
-def test_the_bytes_are_the_same_each_time_and_follow_the_seed() -> None:
+def test_the_bytes_are_the_same_each_time_and_skipgram_epoch_the_seed() -> None:
     one, same, other = (word2vec(RATINGS, 6, 3, seed) for seed in (4, 4, 5))
     assert one.tobytes() == same.tobytes()
     assert not np.array_equal(one, other)

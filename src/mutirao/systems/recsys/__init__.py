@@ -1,1 +1,1 @@
-"""Recommendation: ratings, factorisation whose users stay at home, and item vectors carried from elsewhere."""
+"""Recommendation: ratings, federated matrix factorisation, and item vectors transferred between catalogues."""

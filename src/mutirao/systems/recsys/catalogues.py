@@ -1,4 +1,4 @@
-"""What is being recommended: a catalogue of items, as publishers ship it."""
+"""Catalogues of items, as publishers ship them."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,14 +15,14 @@ YEAR = re.compile(r"\((\d{4})(?:\s*[-–/]\s*\d{0,4})?\)\s*$")
 ID_COLUMNS = ("id", "item", "item_id", "itemid", "movieid", "movie_id")
 FILES = ("movies.dat", "u.item", "movies.csv", "movie_titles.txt")
 NO_GENRES = ("", "(no genres listed)", "unknown")
-FLAGS = 5  # u.item: what stands before the genres, a flag each
+FLAGS = 5  # u.item: number of cells before the flags of genres
 
 Row = tuple[int, str, str, int, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class Catalogue:
-    """What is being recommended, a row an item: `ids` and `titles` as the publisher ships them, 0 for unknown years.
+    """Items, one for each row: `ids` and `titles` as the publisher ships them, 0 for unknown years.
 
     >>> films = Catalogue(("1", "2"), ("Alien", "Brazil"), np.array([1979, 1985], np.int32), np.array([120, 40]))
     >>> films.rows()["2"], films.take(np.array([1])).titles
@@ -33,7 +33,7 @@ class Catalogue:
     titles: tuple[str, ...]
     years: npt.NDArray[np.int32]
     counts: npt.NDArray[np.int64]  # ratings of each item (0 if unknown)
-    genres: tuple[tuple[str, ...], ...] = ()  # of each item; none at all if they are unknown
+    genres: tuple[tuple[str, ...], ...] = ()  # of each item; empty if they are unknown
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.titles) == len(self.years) == len(self.counts):
@@ -48,26 +48,27 @@ class Catalogue:
         return len(self.ids)
 
     def rows(self) -> dict[str, int]:
-        """Where each id stands."""
+        """The row of each id."""
         return {name: row for row, name in enumerate(self.ids)}
 
     def take(self, rows: npt.NDArray[np.intp]) -> "Catalogue":
         """The catalogue of these items alone."""
         pick = rows.tolist()
-        ids, titles = tuple(self.ids[r] for r in pick), tuple(self.titles[r] for r in pick)
+        ids = tuple(self.ids[r] for r in pick)
+        titles = tuple(self.titles[r] for r in pick)
         genres = tuple(self.genres[r] for r in pick) if self.genres else ()
         return Catalogue(ids, titles, self.years[rows], self.counts[rows], genres)
 
 
 def read_titles(file: Path) -> Catalogue:
-    """The catalogue in a file of titles; nothing is counted."""
+    """The catalogue in a file of titles, without counts of ratings."""
     rows = list(_rows(file))
     if not rows:
-        raise ConfigError(f"{file} is an empty catalogue; right would be at least one item")
+        raise ConfigError(f"{file} is an empty catalogue; expected at least one item")
     seen: dict[str, int] = {}
     for line, name, *_ in rows:
         if name in seen:
-            raise ConfigError(f"{file}, line {line}: item {name!r} stands in line {seen[name]} already")
+            raise ConfigError(f"{file}, line {line}: item {name!r} is in line {seen[name]} already")
         seen[name] = line
     _, ids, titles, years, genres = zip(*rows, strict=True)
     known = genres if any(genres) else ()
@@ -103,18 +104,21 @@ def _movielens(file: Path, text: str, separator: str) -> Iterator[Row]:
     for number, line in _lines(text):
         name, *rest = line.split(separator)
         if not rest or not name.strip():
-            raise ConfigError(f"{file}, line {number}: right would be ID{separator}TITLE{separator}...")
+            raise ConfigError(f"{file}, line {number}: expected ID{separator}TITLE{separator}...")
         title = rest[0].strip()
         released = re.search(r"(\d{4})$", rest[1].strip()) if separator == "|" and len(rest) > 1 else None
         year = _year(title) or (int(released[1]) if released else 0)
-        flags = [k for k, flag in enumerate(rest[FLAGS - 1 :]) if flag.strip() == "1"] if separator == "|" else []
-        marked = [names[k] if k < len(names) else f"genre {k}" for k in flags]
-        told = rest[1].split("|") if separator == "::" and len(rest) > 1 else marked
-        yield number, name.strip(), title, year, _genres(told)
+        genres: list[str] = []
+        if separator == "|":
+            flags = [k for k, flag in enumerate(rest[FLAGS - 1 :]) if flag.strip() == "1"]
+            genres = [names[k] if k < len(names) else f"genre {k}" for k in flags]
+        elif len(rest) > 1:
+            genres = rest[1].split("|")
+        yield number, name.strip(), title, year, _genres(genres)
 
 
 def _flag_names(file: Path) -> list[str]:
-    """What the flags of u.item stand for: MovieLens-100K says it in u.genre, NAME|NUMBER a line."""
+    """The genres of the flags in u.item, from MovieLens-100K's u.genre with NAME|NUMBER on each line."""
     beside = file.with_name("u.genre")
     text = read_text(beside, latin1=True) if beside.is_file() else ""
     return [line.partition("|")[0].strip() for _, line in _lines(text)]
@@ -129,7 +133,7 @@ def _netflix(file: Path, text: str) -> Iterator[Row]:
         name, _, rest = line.partition(",")
         year, comma, title = rest.partition(",")  # a title may hold commas of its own
         if not comma or not name.strip() or not (year.strip().isdecimal() or year.strip() in ("NULL", "")):
-            raise ConfigError(f"{file}, line {number}: right would be ID,YEAR,TITLE, with NULL for an unknown year")
+            raise ConfigError(f"{file}, line {number}: expected ID,YEAR,TITLE, with NULL for an unknown year")
         yield number, name.strip(), title.strip(), int(year) if year.strip().isdecimal() else 0, ()
 
 
@@ -139,15 +143,14 @@ def _csv(file: Path, text: str) -> Iterator[Row]:
     at: Mapping[str, int] = {name: k for k, name in enumerate(header)}
     key = next((at[name] for name in ID_COLUMNS if name in at), None)
     if key is None or "title" not in at:
-        raise ConfigError(
-            f"{file}, line 1: the columns are {', '.join(header) or 'none'}; right would be id,title,year"
-        )
+        raise ConfigError(f"{file}, line 1: the columns are {', '.join(header) or 'none'}; expected id,title,year")
     for line, cells in rows:
         if not cells:
             continue
         if len(cells) != len(header) or not cells[key].strip():
             raise ConfigError(f"{file}, line {line}: {len(cells)} cells, or no id; {len(header)} are needed")
-        title, year = cells[at["title"]].strip(), cells[at["year"]].strip() if "year" in at else ""
+        title = cells[at["title"]].strip()
+        year = cells[at["year"]].strip() if "year" in at else ""
         if year and year != "NULL" and not re.fullmatch(r"\d{1,4}(\.0)?", year):
             raise ConfigError(f"{file}, line {line}: {year!r} is not a year")
         number = int(float(year)) if year and year != "NULL" else _year(title)

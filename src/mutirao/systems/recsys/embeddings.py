@@ -1,4 +1,4 @@
-"""Item vectors with the catalogue they belong to: saved, loaded, and carried over to another catalogue."""
+"""Item vectors with their catalogue: save, load, and transfer to another catalogue."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +14,12 @@ from mutirao.io import load_arrays, save_arrays
 from mutirao.systems.recsys.catalogues import Catalogue
 
 KIND = "embeddings"
-SPREAD = 0.1  # standard deviation of vectors that nobody has trained
+SPREAD = 0.1  # standard deviation of untrained vectors
 
 
 @dataclass(frozen=True)
 class Embeddings:
-    """A vector for every item of a catalogue, and a card that says how they were trained.
+    """A vector for each item of a catalogue, and a card that records how they were trained.
 
     >>> films = Catalogue(("1", "2"), ("Alien", "Brazil"), np.array([1979, 1985], np.int32), np.array([120, 40]))
     >>> Embeddings(films, np.zeros((2, 8), np.float32), {"dimension": 8}).vectors.shape
@@ -36,7 +36,7 @@ class Embeddings:
 
 
 def save_embeddings(embeddings: Embeddings, path: Path) -> None:
-    """Write vectors, catalogue and card as one safetensors file; whole or not at all.
+    """Write vectors, catalogue and card as one safetensors file, atomically.
 
     >>> films = Catalogue(("1", "2"), ("Alien", "Brazil"), np.array([1979, 1985], np.int32), np.array([120, 40]))
     >>> save_embeddings(Embeddings(films, np.ones((2, 8), np.float32)), Path("films.safetensors"))
@@ -54,7 +54,7 @@ def save_embeddings(embeddings: Embeddings, path: Path) -> None:
 
 
 def load_embeddings(path: Path) -> Embeddings:
-    """The embeddings of a file written by `save_embeddings`.
+    """Load a file written by `save_embeddings`.
 
     >>> _ = Path("broken.safetensors").write_bytes(b"no such thing")
     >>> load_embeddings(Path("broken.safetensors"))
@@ -63,7 +63,7 @@ def load_embeddings(path: Path) -> Embeddings:
     mutirao.errors.Damaged: broken.safetensors is corrupt or truncated ...
     """
     if not path.is_file():
-        raise ConfigError(f"{path} is not there: no item vectors to read")
+        raise ConfigError(f"{path} does not exist; expected a file of item vectors")
     arrays, facts = load_arrays(path)
     if facts.get("kind") != KIND or not {"vectors", "years", "counts"} <= arrays.keys():
         raise Damaged(f"{path} holds no item embeddings")
@@ -88,10 +88,10 @@ def transfer(
     share: float = 1.0,
     by: Literal["popularity", "random"] = "popularity",
 ) -> npt.NDArray[np.float32]:
-    """The first item matrix of `target`: matched items begin at the vector of their pair, others at N(0, 0.1).
+    """The initial item matrix of `target`: matched items get the vector of their pair, others N(0, 0.1).
 
-    `pairs` are (id in target, id in source). Of the pairs only a `share` is carried over: the most popular ones
-    (ratings in the source, or in the target if the source counted none), or as many drawn at random.
+    `pairs` are (id in target, id in source). Only a `share` of them is transferred: a random sample, or the most
+    popular ones, by ratings in the source (in the target if the source has no counts).
 
     >>> ours = Catalogue(("a", "b"), ("Alien", "Cube"), np.zeros(2, np.int32), np.array([5, 5]))
     >>> theirs = Catalogue(("1", "2"), ("Alien", "Brazil"), np.zeros(2, np.int32), np.array([120, 40]))
@@ -105,26 +105,29 @@ def transfer(
     if not 0 <= share <= 1:
         raise ConfigError(f"share is {share!r}, but must be from 0 to 1")
     items = rng.normal(0.0, SPREAD, (len(target), dimension)).astype(np.float32)
-    mine, theirs = target.rows(), source.catalogue.rows()
+    target_rows = target.rows()
+    source_rows = source.catalogue.rows()
     for a, b in pairs:
-        if a not in mine or b not in theirs:
-            where, name = ("target", a) if a not in mine else ("source", b)
-            raise ConfigError(f"a pair names item {name!r}, which the {where} catalogue does not have")
-    to = np.array([mine[a] for a, _ in pairs], np.intp)
-    of = np.array([theirs[b] for _, b in pairs], np.intp)
+        if a not in target_rows:
+            raise ConfigError(f"a pair names item {a!r}, which the target catalogue does not have")
+        if b not in source_rows:
+            raise ConfigError(f"a pair names item {b!r}, which the source catalogue does not have")
+    to = np.array([target_rows[a] for a, _ in pairs], np.intp)
+    of = np.array([source_rows[b] for _, b in pairs], np.intp)
     if by == "random":
         order = rng.permutation(len(pairs))
+    elif source.catalogue.counts.any():
+        order = np.argsort(-source.catalogue.counts[of], kind="stable")
     else:
-        known = source.catalogue.counts.any()
-        order = np.argsort(-(source.catalogue.counts[of] if known else target.counts[to]), kind="stable")
+        order = np.argsort(-target.counts[to], kind="stable")
     chosen = order[: round(share * len(pairs))]
-    if has_biases(source.card):  # column 0: what is known of an unmatched item is what items are like on average
+    if has_biases(source.card):  # the best guess for the bias of an unmatched item is the average
         items[:, 0] = source.vectors[of[chosen], 0].mean() if len(chosen) else 0.0
     items[to[chosen]] = source.vectors[of[chosen]]
     return items
 
 
 def has_biases(card: Mapping[str, Any]) -> bool:
-    """Whether column 0 of the vectors holds the items' biases; vectors carried over are as their source was."""
+    """Whether column 0 of the vectors holds the items' biases. Transferred vectors are as those of their source."""
     source = card.get("source")
     return bool(card["biases"]) if "biases" in card else isinstance(source, Mapping) and has_biases(source)

@@ -1,7 +1,7 @@
-"""How the item matrix begins: at random, from another catalogue's vectors, or from users who consent to be pooled.
+"""Initial item vectors: random, transferred from another catalogue, or trained on users who consent to be pooled.
 
-A start is called as `(users, method, seed, everyone, withdrawn) -> Begun`: `users` train, `everyone` has ratings, and
-of those who have `withdrawn` nothing may be in the first model.
+An initialisation is called as `(users, method, seed, everyone, withdrawn) -> InitialItems`. `users` are to be trained
+on, `everyone` has ratings, and the initial model must contain nothing of users who have `withdrawn`.
 """
 
 # ruff: noqa: D102  # `__call__` is what the class says it is
@@ -30,8 +30,8 @@ log = logging.getLogger("mutirao")
 Names = Collection[str]
 
 
-class Begun(NamedTuple):
-    """Who is left as a client, the first model, and, those who withdrew since included, who was pooled and listed."""
+class InitialItems(NamedTuple):
+    """The users left as clients, the initial model, and the pooled and listed users, withdrawn ones included."""
 
     clients: Ratings
     model: Arrays
@@ -41,27 +41,27 @@ class Begun(NamedTuple):
 
 @dataclass(frozen=True)
 class Random:
-    """Vectors from N(0, 0.1), biases 0: a start without knowledge.
+    """Vectors from N(0, 0.1), biases 0.
 
     >>> from mutirao.systems.recsys.fedrecon import FedRecon
     >>> from mutirao.systems.recsys.ratings import plant
-    >>> begun = Random()(plant(20, 50, np.random.default_rng(0)), FedRecon(50, dimension=8), seed=0)
-    >>> {name: array.shape for name, array in begun.model.items()}
+    >>> initial = Random()(plant(20, 50, np.random.default_rng(0)), FedRecon(50, dimension=8), seed=0)
+    >>> {name: array.shape for name, array in initial.model.items()}
     {'items': (50, 8)}
     """
 
     def __call__(
         self, users: Ratings, method: FedRecon, seed: int, everyone: Names = (), withdrawn: Names = ()
-    ) -> Begun:
-        return Begun(users, method.initial(seed))
+    ) -> InitialItems:
+        return InitialItems(users, method.initial(seed))
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """Vectors of another catalogue's items, from the file `source`, for the items that are the same.
+    """Vectors of another catalogue, from the file `source`, for the items that match.
 
-    Items are the same by id if the catalogues are one; else by the pairs of the table `matches`, which
-    `mutirao catalogue match` writes; else by title. Of the pairs a `share` is used, the most popular or drawn.
+    Items match by id if the catalogues are the same; otherwise by the table `matches`, which `mutirao catalogue match`
+    writes; otherwise by title. Only a `share` of the pairs is used, the most popular or random ones.
 
     >>> Transfer(source="films.safetensors", share=0.5)  # half of the pairs, the most popular
     Transfer(source='films.safetensors', share=0.5, share_by='popularity', matches='', threshold=75.0)
@@ -80,39 +80,41 @@ class Transfer:
 
     def __call__(
         self, users: Ratings, method: FedRecon, seed: int, everyone: Names = (), withdrawn: Names = ()
-    ) -> Begun:
-        source, target = load_embeddings(Path(self.source).expanduser()), users.catalogue
-        if has_biases(source.card) != method.biases:
-            have = "with" if has_biases(source.card) else "without"
-            raise ConfigError(f"{self.source} was trained {have} biases; set biases={str(not method.biases).lower()}")
+    ) -> InitialItems:
+        source = load_embeddings(Path(self.source).expanduser())
+        target = users.catalogue
+        if method.biases and not has_biases(source.card):
+            raise ConfigError(f"{self.source} was trained without biases; set biases=false")
+        if has_biases(source.card) and not method.biases:
+            raise ConfigError(f"{self.source} was trained with biases; set biases=true")
         pairs = self.pairs(target, source)
-        log.info("%d of %d items are matched in %s", len(pairs), len(target), self.source)
+        log.info("%d of %d items match items of %s", len(pairs), len(target), self.source)
         draw = rng(seed, 0, "transfer")
         items = transfer(
             target, source, pairs, dimension=method.dimension, rng=draw, share=self.share, by=self.share_by
         )
-        return Begun(users, {ITEMS: items})
+        return InitialItems(users, {ITEMS: items})
 
     def pairs(self, target: Catalogue, source: Embeddings) -> Sequence[tuple[str, str]]:
-        """Ids that are the same item in both catalogues."""
+        """Ids of the items that match in both catalogues."""
         if self.matches:
             return pairs_between(Path(self.matches).expanduser(), target, source.catalogue)
-        theirs = dict(zip(source.catalogue.ids, source.catalogue.titles, strict=True))
-        if all(theirs.get(i) == title for i, title in zip(target.ids, target.titles, strict=True)):
+        titles = dict(zip(source.catalogue.ids, source.catalogue.titles, strict=True))
+        if all(titles.get(i) == title for i, title in zip(target.ids, target.titles, strict=True)):
             return [(i, i) for i in target.ids]
         return match(target, source.catalogue, self.threshold).pairs
 
 
 @dataclass(frozen=True)
 class Consent:
-    """Ratings of users who consent are pooled and factorised; federated training of the others starts from there.
+    """Vectors factorised from the pooled ratings of users who consent; the others are trained federatedly.
 
-    Who does stands in the file `list`, a user a line, or in the `column` of a table; without one it is a share of the
-    `users`, drawn. `epochs` = 0 with `begin` = random leaves the same users with nothing: what transfer is compared
-    with. Of the items the pooled users rated, a `share` is used, the most popular or drawn.
+    The file `list` names users who consent, one on each line or in the `column` of a table. Without it, a random share
+    of the `users` consents. `epochs` = 0 with `begin` = random is the baseline without pooled ratings for the same
+    users. Only a `share` of the items that pooled users rated is used, the most popular or random ones.
 
     >>> names = [f"u{i}" for i in range(10)]
-    >>> len(Consent(users=0.2).drawn(names, seed=0))
+    >>> len(Consent(users=0.2).sample_users(names, seed=0))
     2
     """
 
@@ -125,7 +127,7 @@ class Consent:
     decay: float = 0.1
     share: float = 1.0
     share_by: Literal["popularity", "random"] = "popularity"
-    # How first vectors are made is for `mutirao catalogue pretrain` to vary: here it is as by default there.
+    # `mutirao catalogue pretrain` has settings for the initial vectors; here they are at its defaults.
     retired_settings: ClassVar[Mapping[str, float]] = {
         "window": Factorisation.window,
         "whiten": Factorisation.whiten,
@@ -136,51 +138,54 @@ class Consent:
         if not 0 < self.users < 1:
             raise ValueError(f"users is {self.users}, but must be a share between 0 and 1")
         if self.column and not self.list:
-            raise ValueError("column names that of a list of users; name the file with start.list")
+            raise ValueError("column is that of a list of users; name the file with start.list")
         check_share(self.share)
 
     def __call__(
         self, users: Ratings, method: FedRecon, seed: int, everyone: Names = (), withdrawn: Names = ()
-    ) -> Begun:
-        listed = self.listed({*users.users, *everyone})
-        pooled = listed.intersection(users.users) if listed else self.drawn(users.users, seed)
+    ) -> InitialItems:
+        listed = self.listed_users({*users.users, *everyone})
+        pooled = listed.intersection(users.users) if listed else self.sample_users(users.users, seed)
         if len(pooled) < len(listed):
             log.warning("%d of %d on the list do not train, and are not pooled", len(listed - pooled), len(listed))
-        consent = np.array([name in pooled for name in users.users], np.bool_)
+        consents = np.array([name in pooled for name in users.users], np.bool_)
         stays = np.array([name not in withdrawn for name in users.users], np.bool_)
-        if consent.all() or not (consent & stays).any():
-            left = "nobody is left to be served federatedly" if consent.all() else "there is nothing to begin from"
-            raise ConfigError(f"{int((consent & stays).sum())} of {len(consent)} users consent; {left}")
-        those, others = (users.of_users(np.flatnonzero(rows)) for rows in (consent & stays, ~consent))
-        shared = {k: getattr(self, k) for k in ("begin", "epochs", "lr", "decay")}
-        source = pretrain(those, Factorisation(method.dimension, biases=method.biases, **shared), seed)
+        count = f"{int((consents & stays).sum())} of {len(consents)} users consent"
+        if consents.all():
+            raise ConfigError(f"{count}; no user is left to train federatedly")
+        if not (consents & stays).any():
+            raise ConfigError(f"{count}; there are no ratings to start from")
+        config = Factorisation(
+            method.dimension, self.begin, epochs=self.epochs, lr=self.lr, decay=self.decay, biases=method.biases
+        )
+        source = pretrain(users.of_users(np.flatnonzero(consents & stays)), config, seed)
         pairs = [(i, i) for i, times in zip(source.catalogue.ids, source.catalogue.counts, strict=True) if times]
         draw = rng(seed, 0, "transfer")
         items = transfer(
             users.catalogue, source, pairs, dimension=method.dimension, rng=draw, share=self.share, by=self.share_by
         )
-        return Begun(others, {ITEMS: items}, pooled, listed)
+        return InitialItems(users.of_users(np.flatnonzero(~consents)), {ITEMS: items}, pooled, listed)
 
-    def drawn(self, names: Sequence[str], seed: int) -> frozenset[str]:
-        """A share of the users."""
+    def sample_users(self, names: Sequence[str], seed: int) -> frozenset[str]:
+        """A random share of the users."""
         order = rng(seed, 0, "consent").permutation(len(names)).tolist()
         return frozenset(names[i] for i in order[: max(1, round(self.users * len(order)))])
 
-    def listed(self, known: Names) -> frozenset[str]:
-        """Those on the list, all of whom have ratings; nobody if there is none."""
+    def listed_users(self, known: Names) -> frozenset[str]:
+        """The users on the list, who all must have ratings; empty without a list."""
         if not self.list:
             return frozenset()
         lines = read_names(Path(self.list).expanduser(), self.column)
-        strange = [name for name in lines if name not in known]
-        if strange:
-            where, many = f"{self.list}, line {lines[strange[0]]}", len(strange)
-            more = f", nor are {many - 1} more of the {len(lines)} on the list" if many > 1 else ""
-            raise ConfigError(f"{where}: {strange[0]!r} is not a user with enough ratings here{more}")
+        unknown = [name for name in lines if name not in known]
+        if unknown:
+            where = f"{self.list}, line {lines[unknown[0]]}"
+            more = f", nor are {len(unknown) - 1} more of the {len(lines)} on the list" if len(unknown) > 1 else ""
+            raise ConfigError(f"{where}: {unknown[0]!r} is not a user with enough ratings here{more}")
         return frozenset(lines)
 
 
 def check_share(share: float) -> None:
-    """Refuse what is no share."""
+    """Refuse a share outside of 0 to 1."""
     if not 0 <= share <= 1:
         raise ValueError(f"share is {share}, but must be from 0 to 1")
 

@@ -1,4 +1,4 @@
-"""How the item rows of clients are joined: each item by those who touched it."""
+"""Aggregation of item rows: each item is averaged over the clients that touched it."""
 
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
@@ -18,20 +18,20 @@ from mutirao.core.sparse_rows import ROWS, concatenate_rows
 from mutirao.systems.recsys.kernels import find_kernel
 
 TOUCHES = "touches"  # the array in which users count the items they touched
-SEEN = "by_item.touches"  # where the sum of these counts lies in the run's memory, and of how many rounds
+SEEN = "by_item.touches"  # the sum of these counts in the run's memory, followed by the number of rounds
 
 
 @dataclass(frozen=True)
 class ByItem:
     """x_i' = x_i + lr sum_k (x_ki - x_i) / (m_i + shrinkage), over the m_i clients k that touched item i.
 
-    The shrinkage holds back items that few have touched. `over=all` is the mean of all clients of the round weighted
-    by their ratings, x_i' = x_i + lr sum_k n_k (x_ki - x_i) / sum_k n_k, as in FedAvg and the paper: an item moves the
-    less the fewer touch it.
+    The shrinkage slows down items that few clients touched. `over=all` is the mean of all clients of the round weighted
+    by their ratings, x_i' = x_i + lr sum_k n_k (x_ki - x_i) / sum_k n_k, as in FedAvg and the paper: the fewer clients
+    touch an item, the less it moves.
 
-    Where only `sums` are seen, each user adds `touch` to a number of every item it touched, in the array `touches`,
-    which is clipped, masked and noised with the rows: m_i is read in the sum. From noised sums it is the mean over all
-    rounds so far, as noise cancels there and popularity hardly changes.
+    If the server sees only `sums`, each user adds `touch` to an element of the array `touches` for every item that it
+    touched. The array is clipped, masked and noised with the rows, and the sum gives m_i. From noised sums, m_i is the
+    mean over all rounds so far: noise cancels there, and popularity hardly changes.
 
     >>> from mutirao import Reply
     >>> model = {"items": np.zeros((2, 1))}
@@ -45,11 +45,11 @@ class ByItem:
     lr: float = 1.0
     over: Literal["touched", "all"] = "touched"
     touch: float = 0.1
-    sums: Literal["none", "exact", "noised"] | None = handed_over()  # what the server sees, as the recipe says
+    sums: Literal["none", "exact", "noised"] | None = handed_over()  # what the server sees; set by the recipe
 
     def __post_init__(self) -> None:
         if self.shrinkage < 0 or not self.lr > 0:
-            raise ValueError(f"shrinkage is {self.shrinkage} and lr {self.lr}; they must not be negative, nor lr 0")
+            raise ValueError(f"shrinkage is {self.shrinkage} and lr {self.lr}; they must be at least 0 and above 0")
         if not 0 < self.touch < np.inf:
             raise ValueError(f"touch is {self.touch}; it must be above 0")
 
@@ -71,10 +71,10 @@ class ByItem:
         total = sum(replies[c].n for c in clients)
         weights = {c: replies[c].n / total for c in clients}
         if self.counts:
-            return Merged(self._divided(current, replies, weights, total, memory), weights)
-        return Merged({name: self._joined(name, x, replies, weights) for name, x in current.items()}, weights)
+            return Merged(self._mean_by_counts(current, replies, weights, total, memory), weights)
+        return Merged({name: self._mean_by_rows(name, x, replies, weights) for name, x in current.items()}, weights)
 
-    def _divided(
+    def _mean_by_counts(
         self,
         current: Arrays,
         replies: Mapping[ClientId, Reply],
@@ -82,7 +82,7 @@ class ByItem:
         m: int,
         memory: Arrays,
     ) -> Arrays:
-        """The mean of m users, each item divided by how many of them touched it."""
+        """Turn the mean over m users into a mean over the users that touched each item."""
         mean = {k: sum_of_means(k, replies, weights) for k in current}
         counts = m / self.touch * mean[TOUCHES]
         if self.sums == "noised":
@@ -93,7 +93,7 @@ class ByItem:
         moved = {k: (x + share[:, None] * (mean[k] - x)).astype(x.dtype) for k, x in current.items() if k != TOUCHES}
         return {**moved, TOUCHES: np.zeros_like(current[TOUCHES])}
 
-    def _joined(
+    def _mean_by_rows(
         self, name: str, x: Array, replies: Mapping[ClientId, Reply], weights: Mapping[ClientId, float]
     ) -> Array:
         sent = [find_touched(x, replies[c].arrays, name) for c in weights]
@@ -107,7 +107,7 @@ class ByItem:
 
 
 def sum_of_means(name: str, replies: Mapping[ClientId, Reply], weights: Mapping[ClientId, float]) -> Array:
-    """The weighted mean of an array; replies of a secure sum hold one and the same."""
+    """The weighted mean of an array. All replies of a secure sum hold the same array."""
     arrays = {id(replies[c].arrays[name]): replies[c].arrays[name] for c in weights}
     if len(arrays) == 1:
         return next(iter(arrays.values())).astype(np.float64)
@@ -115,7 +115,7 @@ def sum_of_means(name: str, replies: Mapping[ClientId, Reply], weights: Mapping[
 
 
 def sum_of_changes(x: Array, rows: Array, values: Array, share: Array) -> Array:
-    """For each row of x the sum of share (value - x) over what came for it, in the order it came."""
+    """For each row of x the sum of share (value - x) over the values for it, in order."""
     gather_changes = find_kernel("gather_changes") if x.ndim == 2 and x.dtype == np.float32 else None
     if gather_changes is not None:
         sums = np.zeros(x.shape, x.dtype)
@@ -123,14 +123,14 @@ def sum_of_changes(x: Array, rows: Array, values: Array, share: Array) -> Array:
         return sums
     from scipy import sparse  # late: most rounds do without
 
-    # Column k of `adder` adds what came k-th to its row.
+    # Column k of `adder` adds the k-th value to its row.
     adder = sparse.csc_array((share, rows, np.arange(len(rows) + 1)), shape=(len(x), len(rows)))
     changes = (values - x[rows]).reshape(len(rows), -1)
     return np.asarray(adder @ changes, x.dtype).reshape(x.shape)
 
 
 def find_touched(x: Array, arrays: Arrays, name: str) -> tuple[npt.NDArray[np.int32], Array]:
-    """The rows of `name` a reply changed, and what it changed them to; a reply that sent all of them tells by that."""
+    """The rows of `name` that a reply changed, and their values. If it has all rows, those that differ from x."""
     if (rows := arrays.get(name + ROWS)) is not None:
         return rows, arrays[name]
     rows = np.flatnonzero((arrays[name] != x).any(axis=tuple(range(1, x.ndim)))).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Who rated what: ratings by user in compact rows, whatever they were read from."""
+"""Ratings by user, in compressed sparse rows."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from mutirao.systems.recsys.catalogues import Catalogue
 
 log = logging.getLogger("mutirao")
 
-KEPT = 10_000  # users whose ratings are held ready: more take memory round by round
+CACHE_SIZE = 10_000  # cached users, which bounds the memory
 
 Ints = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.int32]
@@ -30,7 +30,7 @@ class Ratings:
     >>> ratings = plant(users=20, items=50, draw=np.random.default_rng(0))
     >>> len(ratings.users), ratings.of_users(np.array([0, 1])).counts()
     (20, array([25, 25]))
-    >>> set(ratings.implicit(threshold=4.0).values.tolist())  # what was rated 4 or 5 counts as taken
+    >>> set(ratings.implicit(threshold=4.0).values.tolist())  # items rated 4 or 5 are taken
     {1.0}
     """
 
@@ -61,28 +61,28 @@ class Ratings:
         return Ratings(names, self.catalogue, offsets, self.items[at], self.values[at], self.times[at])
 
     def where(self, keep: npt.NDArray[np.bool_]) -> "Ratings":
-        """The ratings that are kept; users and catalogue stay, some perhaps without any."""
-        left = np.concatenate([[0], np.cumsum(keep)])
+        """The ratings in the mask. Users and catalogue stay the same, even those without ratings."""
+        kept_before = np.concatenate([[0], np.cumsum(keep)])
         return replace(
             self,
-            offsets=left[self.offsets].astype(np.int64),
+            offsets=kept_before[self.offsets].astype(np.int64),
             items=self.items[keep],
             values=self.values[keep],
             times=self.times[keep],
         )
 
     def recount(self) -> "Ratings":
-        """The same with the catalogue's counts taken from these ratings."""
+        """Set the catalogue's counts from these ratings."""
         counts = np.bincount(self.items, minlength=len(self.catalogue)).astype(np.int64)
         return replace(self, catalogue=replace(self.catalogue, counts=counts))
 
     def implicit(self, threshold: float = 0.0) -> "Ratings":
-        """Implicit feedback: what was rated `threshold` or above counts as taken (1), all else as not seen."""
+        """Implicit feedback: items rated `threshold` or above are taken (1), others are not seen."""
         kept = self.where(self.values >= threshold)
         return replace(kept, values=np.ones_like(kept.values)).recount()
 
     def with_at_least(self, ratings: int) -> "Ratings":
-        """The users with so many ratings; how many are left out is said."""
+        """The users with at least this number of ratings. Logs how many are left out."""
         enough = np.flatnonzero(self.counts() >= ratings)
         if (few := len(self.users) - len(enough)) > 0:
             first = next(name for name, n in zip(self.users, self.counts(), strict=True) if n < ratings)
@@ -101,18 +101,18 @@ def gather(
 ) -> Ratings:
     """Ratings from columns of ids (whole numbers or text). The catalogue holds the items rated, titles from `known`.
 
-    If a user rated an item more than once, the latest rating counts (of equally late ones the last given).
+    If a user rated an item more than once, the latest rating counts (of equal times, the last in the columns).
     """
     if not len(users):
         raise ConfigError("there are no ratings")
     names, owner = np.unique(users, return_inverse=True)
     ids, row = np.unique(items, return_inverse=True)
     key = owner.astype(np.int64) * len(ids) + row
-    order = np.lexsort((times, key))  # stable: of equal times the last given stays last
+    order = np.lexsort((times, key))  # stable: of equal times, the last in the columns stays last
     ordered = key[order]
     last = np.append(ordered[1:] != ordered[:-1], True)
     if (again := len(order) - int(last.sum())) > 0:
-        log.warning("%d ratings were given again later; the latest counts", again)
+        log.warning("%d ratings were replaced by later ones of the same user and item", again)
         order = order[last]
     order = order[np.lexsort((times[order], owner[order]))]  # by user, then time; of one time, by item
     offsets = np.concatenate([[0], np.cumsum(np.bincount(owner[order], minlength=len(names)))]).astype(np.int64)
@@ -128,19 +128,26 @@ def gather(
 
 
 def catalogue_of(ids: list[str], counts: npt.NDArray[np.integer], known: Catalogue | None) -> Catalogue:
-    """A catalogue of these items with the titles and years `known` has for them; those it lacks have none."""
+    """A catalogue of these items, with titles, years and genres from `known` where it has them."""
     at: Mapping[str, int] = known.rows() if known is not None else {}
-    strangers = [i for i in ids if i not in at]
-    if known is not None and strangers:
-        log.warning("%d rated items are not in the catalogue, the first of them %r", len(strangers), strangers[0])
-    titles = tuple(known.titles[at[i]] if known is not None and i in at else "" for i in ids)
-    years = np.array([known.years[at[i]] if known is not None and i in at else 0 for i in ids], np.int32)
-    genres = tuple(known.genres[at[i]] if i in at else () for i in ids) if known is not None and known.genres else ()
-    return Catalogue(tuple(ids), titles, years, counts.astype(np.int64), genres)
+    titles = [""] * len(ids)
+    years = np.zeros(len(ids), np.int32)
+    genres: list[tuple[str, ...]] = [()] * len(ids)
+    if known is not None:
+        missing = [i for i in ids if i not in at]
+        if missing:
+            log.warning("%d rated items are not in the catalogue, the first of them %r", len(missing), missing[0])
+        for row, name in enumerate(ids):
+            if name in at:
+                titles[row] = known.titles[at[name]]
+                years[row] = known.years[at[name]]
+                genres[row] = known.genres[at[name]] if known.genres else ()
+    has_genres = known is not None and bool(known.genres)
+    return Catalogue(tuple(ids), tuple(titles), years, counts.astype(np.int64), tuple(genres) if has_genres else ())
 
 
 def join(first: Ratings, then: Ratings) -> tuple[Ratings, npt.NDArray[np.bool_]]:
-    """Two parts of the same users' ratings as one, and which of them are of the first."""
+    """Join two parts of the same users' ratings. Also returns a mask of those from the first part."""
     if first.users != then.users:
         raise ValueError("only parts of the same users can be joined")
     owners = np.concatenate([first.owners(), then.owners()])
@@ -158,7 +165,7 @@ def join(first: Ratings, then: Ratings) -> tuple[Ratings, npt.NDArray[np.bool_]]
 
 @dataclass(frozen=True)
 class Taste:
-    """What one user rated: all the data of a client."""
+    """The ratings of one user: the data of a client."""
 
     items: Rows
     values: Floats
@@ -168,7 +175,7 @@ class Taste:
 
 
 class Users(Mapping[str, Taste]):
-    """A population over one set of ratings: a client is a user, its items in rising order.
+    """A population over one set of ratings: each client is a user, with its items in ascending order.
 
     >>> from mutirao.systems.recsys.ratings import plant
     >>> users = Users(plant(20, 10, np.random.default_rng(0)))
@@ -182,7 +189,7 @@ class Users(Mapping[str, Taste]):
             ratings, items=ratings.items[order], values=ratings.values[order], times=ratings.times[order]
         )
         self._places = dict(zip(ratings.users, pairwise(ratings.offsets.tolist()), strict=True))
-        self._tastes: dict[str, Taste] = {}  # of those asked for: they are asked again, in the same round at least
+        self._tastes: dict[str, Taste] = {}  # a cache: users are requested again, at least in the same round
 
     def __len__(self) -> int:
         return len(self.ratings.users)
@@ -193,30 +200,32 @@ class Users(Mapping[str, Taste]):
     def __getitem__(self, name: str) -> Taste:
         taste = self._tastes.get(name)
         if taste is None:
-            if len(self._tastes) >= KEPT:
+            if len(self._tastes) >= CACHE_SIZE:
                 self._tastes.clear()
             begin, end = self._places[name]
             taste = self._tastes[name] = Taste(self.ratings.items[begin:end], self.ratings.values[begin:end])
         return taste
 
 
-START = 1_000_000_000  # seconds: when the first rating is given
+START = 1_000_000_000  # time of the first rating, in seconds
 SPAN = 100_000_000
 
 
 def plant(users: int, items: int, draw: np.random.Generator, rank: int = 4, noise: float = 0.6) -> Ratings:
     """Ratings 1 to 5 of users and items with biases and `rank` hidden traits each.
 
-    r = 3.6 + b_u + b_i + t_u t_i + N(0, noise), rounded and cut. Popularity falls as a power of an item's rank, users
-    rate 20 to 200 items, and rather those they will like, as people do.
+    r = 3.6 + b_u + b_i + t_u t_i + N(0, noise), rounded and cut. Popularity decreases as a power of an item's
+    rank. Users rate 20 to 200 items, with a preference for items they like.
 
     >>> ratings = plant(users=20, items=50, draw=np.random.default_rng(0))
     >>> len(ratings.users), sorted(set(ratings.values.tolist()))
     (20, [1.0, 2.0, 3.0, 4.0, 5.0])
     """
-    user_bias, item_bias = draw.normal(0, 0.4, users), draw.normal(0, 0.5, items)
-    user_trait, item_trait = draw.normal(0, 1, (users, rank)), draw.normal(0, 0.45, (items, rank))
-    popularity = np.log1p(np.arange(items)) * -0.8  # log of the chance to be seen, before tastes
+    user_bias = draw.normal(0, 0.4, users)
+    item_bias = draw.normal(0, 0.5, items)
+    user_trait = draw.normal(0, 1, (users, rank))
+    item_trait = draw.normal(0, 0.45, (items, rank))
+    popularity = np.log1p(np.arange(items)) * -0.8  # log probability of being seen, before tastes
     draw.shuffle(popularity)
     counts = np.minimum(20 + draw.lognormal(3.2, 0.9, users).astype(int), min(200, items // 2))
     owner, row, value, time = [], [], [], []

@@ -1,4 +1,8 @@
-"""Ratings and catalogues as publishers ship them: MovieLens, the Netflix Prize, or any table with named columns."""
+"""Read ratings and catalogues as publishers ship them: MovieLens, the Netflix Prize, or any table with named columns.
+
+`read_line` defines what a line of ratings means. `fast_block` reads many lines at once with NumPy; a block with
+anything unusual is left to `read_line`, which reads it or raises an error with file and line.
+"""
 
 import csv
 import datetime
@@ -19,8 +23,8 @@ from mutirao.systems.recsys.catalogues import Catalogue, catalogue_file, read_ti
 from mutirao.systems.recsys.embeddings import load_embeddings
 from mutirao.systems.recsys.ratings import Ratings, gather
 
-MOST_DIGITS = 18  # whole numbers up to here fit into 64 bits
-LONGEST_ID = 200
+MAX_DIGITS = 18  # of whole numbers that fit into 64 bits
+MAX_ID_LENGTH = 200
 WHOLE = re.compile(r"0|[1-9]\d{0,17}")
 NUMBER = re.compile(r"-?(?:\d{1,15}\.?\d{0,15}|\.\d{1,15})")
 SECONDS = re.compile(r"\d{1,15}(?:\.\d*)?")
@@ -33,7 +37,7 @@ Letters = npt.NDArray[np.uint8]
 
 
 class Columns(NamedTuple):
-    """Ratings as read: ids are whole numbers where all of them are, or else text."""
+    """Columns of ratings. Ids are whole numbers if all of them are, otherwise text."""
 
     users: Ids
     items: Ids
@@ -43,7 +47,7 @@ class Columns(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """How a line is made: what separates its cells, how many there are, and which holds what (-1: none does)."""
+    """The layout of a line: separator, number of cells, and the index of each column (-1: there is none)."""
 
     separator: str
     cells: int
@@ -55,40 +59,53 @@ class Layout:
 
     @property
     def form(self) -> str:
-        """What a right line looks like."""
+        """A line of this layout, for error messages."""
         names = {self.user: "USER", self.item: "ITEM", self.rating: "RATING", self.time: "TIME"}
         return self.separator.join(names.get(k, "...") for k in range(self.cells))
 
 
 MOVIELENS_100K = Layout("\t", 4, 0, 1, 2, 3)
 MOVIELENS_1M = Layout("::", 4, 0, 1, 2, 3)
-NETFLIX = Layout(",", 3, 0, -1, 1, 2)  # the item stands in a heading of its own
+NETFLIX = Layout(",", 3, 0, -1, 1, 2)  # the item is in a heading
+BLOCK = 1 << 22  # bytes of text read at once, which bounds the working arrays
+KEYS = ("user", "item", "rating", "time")
+ALIASES = {
+    "user": ("user", "userid", "user_id", "customer", "customerid", "customer_id"),
+    "item": ("item", "itemid", "item_id", "movie", "movieid", "movie_id"),
+    "rating": ("rating", "value", "score", "stars"),
+    "time": ("time", "timestamp", "date", "unixtime"),
+}
+HEADING = re.compile(rb"^(\d+):[ \r]*\n", re.MULTILINE)
+FILES = {"ratings.dat": MOVIELENS_1M, "u.data": MOVIELENS_100K}
+
+
+# Lines
 
 
 def read_block(text: bytes, layout: Layout, file: Path, first: int) -> Columns:
-    """Whole lines, the first of which is line `first` of the file."""
-    found = None if b"\0" in text else fast_block(text, layout)
-    if found is not None:
-        return found
+    """Read whole lines, beginning with line `first` of the file."""
+    columns = None if b"\0" in text else fast_block(text, layout)
+    if columns is not None:
+        return columns
     rows = []
     for number, line in enumerate(decode_text(text, file, first).split("\n"), first):
         if line.strip():
             try:
                 rows.append(read_line(line.rstrip("\r"), layout))
             except (ValueError, csv.Error) as error:
-                raise ConfigError(f"{file}, line {number}: {error}; right would be {layout.form!r}") from error
+                raise ConfigError(f"{file}, line {number}: {error}; expected {layout.form!r}") from error
     users, items, values, times = zip(*rows, strict=True) if rows else ((), (), (), ())
     return Columns(_ids(users), _ids(items), np.array(values, np.float64), np.array(times, np.int64))
 
 
 def read_line(line: str, layout: Layout) -> tuple[int | str, int | str, float, int]:
-    """User, item, rating and time of a line; ValueError says what is wrong.
+    """User, item, rating and time of a line. Raises ValueError for a malformed line.
 
     >>> read_line("1::1193::5::978300760", MOVIELENS_1M)
     (1, 1193, 5.0, 978300760)
     """
     if "\r" in line:
-        raise ValueError("a carriage return stands inside the line")
+        raise ValueError("a carriage return is inside the line")
     if len(layout.separator) > 1:
         cells = line.split(layout.separator)
     else:
@@ -105,8 +122,8 @@ def read_line(line: str, layout: Layout) -> tuple[int | str, int | str, float, i
 
 
 def _id(cell: str, what: str) -> int | str:
-    if not cell or len(cell) > LONGEST_ID or not cell.isprintable():
-        raise ValueError(f"{cell[:40]!r} is no id of a {what}")
+    if not cell or len(cell) > MAX_ID_LENGTH or not cell.isprintable():
+        raise ValueError(f"{cell[:40]!r} is not a valid {what} id")
     return int(cell) if WHOLE.fullmatch(cell) else cell
 
 
@@ -126,7 +143,7 @@ def _ids(ids: Sequence[int | str]) -> Ids:
 
 
 def fast_block(text: bytes, layout: Layout) -> Columns | None:
-    """The same for lines of plain digits, all at once; None if anything in the block is not as plain as that."""
+    """Read all lines at once if they consist of plain digits; otherwise None."""
     text = text.replace(b"\r\n", b"\n") + (b"" if text.endswith(b"\n") else b"\n")
     if len(layout.separator) > 1:
         if b"\t" in text:
@@ -149,16 +166,16 @@ def fast_block(text: bytes, layout: Layout) -> Columns | None:
     users = _whole(letters, *cell(layout.user))
     items = _whole(letters, *cell(layout.item)) if layout.item >= 0 else np.zeros(len(table), np.int64)
     values = _decimal(letters, *cell(layout.rating)) if layout.rating >= 0 else np.ones(len(table))
-    times = _moment(letters, *cell(layout.time)) if layout.time >= 0 else np.zeros(len(table), np.int64)
+    times = _seconds(letters, *cell(layout.time)) if layout.time >= 0 else np.zeros(len(table), np.int64)
     if users is None or items is None or values is None or times is None:
         return None
     return Columns(users, items, values, times)
 
 
 def _whole(letters: Letters, begin: Ints, width: Ints) -> Ints | None:
-    """Whole numbers without leading zeros, so that each is the only way to write it."""
-    odd = (width < 1) | (width > MOST_DIGITS) | ((letters[begin] == ord("0")) & (width > 1))
-    return None if odd.any() else _digits(letters, begin, width)
+    """Whole numbers without leading zeros. Others are text: "007" and "7" are different ids."""
+    invalid = (width < 1) | (width > MAX_DIGITS) | ((letters[begin] == ord("0")) & (width > 1))
+    return None if invalid.any() else _digits(letters, begin, width)
 
 
 def _digits(letters: Letters, begin: Ints, width: Ints) -> Ints | None:
@@ -173,23 +190,23 @@ def _digits(letters: Letters, begin: Ints, width: Ints) -> Ints | None:
 
 
 def _decimal(letters: Letters, begin: Ints, width: Ints) -> npt.NDArray[np.float64] | None:
-    """Numbers such as 4 or 3.5, with one digit on either side of the point: exact in any order of work."""
-    pointed = width == 3
-    if not (pointed | (width == 1)).all() or (letters[begin[pointed] + 1] != ord(".")).any():
+    """Numbers such as 4 or 3.5, with one digit on either side of the point: these are exact."""
+    has_point = width == 3
+    if not (has_point | (width == 1)).all() or (letters[begin[has_point] + 1] != ord(".")).any():
         return None
-    whole, tenth = _digits(letters, begin, np.ones_like(width)), _digits(letters, begin + 2, pointed.astype(np.int64))
+    whole = _digits(letters, begin, np.ones_like(width))
+    tenth = _digits(letters, begin + 2, has_point.astype(np.int64))
     return None if whole is None or tenth is None else (10 * whole + tenth) / 10
 
 
-def _moment(letters: Letters, begin: Ints, width: Ints) -> Ints | None:
+def _seconds(letters: Letters, begin: Ints, width: Ints) -> Ints | None:
     """Seconds as a whole number, or the day of a date YYYY-MM-DD."""
     seconds = _whole(letters, begin, width)
     if seconds is not None or (width != 10).any():
         return seconds
     if (letters[begin + 4] != ord("-")).any() or (letters[begin + 7] != ord("-")).any():
         return None
-    parts = [_digits(letters, begin + at, np.full_like(width, size)) for at, size in ((0, 4), (5, 2), (8, 2))]
-    year, month, day = parts
+    year, month, day = (_digits(letters, begin + at, np.full_like(width, n)) for at, n in ((0, 4), (5, 2), (8, 2)))
     if year is None or month is None or day is None or (month < 1).any() or (month > 12).any() or (year < 1).any():
         return None
     months = (year - 1970) * 12 + month - 1
@@ -199,23 +216,14 @@ def _moment(letters: Letters, begin: Ints, width: Ints) -> Ints | None:
     return (start + day - 1) * DAY
 
 
-BLOCK = 1 << 22  # bytes of text read at once: the working arrays stay small
-KEYS = ("user", "item", "rating", "time")
-ALIASES = {
-    "user": ("user", "userid", "user_id", "customer", "customerid", "customer_id"),
-    "item": ("item", "itemid", "item_id", "movie", "movieid", "movie_id"),
-    "rating": ("rating", "value", "score", "stars"),
-    "time": ("time", "timestamp", "date", "unixtime"),
-}
-HEADING = re.compile(rb"^(\d+):[ \r]*\n", re.MULTILINE)
-FILES = {"ratings.dat": MOVIELENS_1M, "u.data": MOVIELENS_100K}
+# Files and folders
 
 
 def read_ratings(path: Path, columns: str = "") -> Ratings:
-    r"""The ratings at `path`: a folder as published, or a file. `columns` names those of a file of one's own.
+    r"""The ratings at `path`: a folder as published, or a file. `columns` describes a file of your own.
 
     `columns` is "item,user,rating" (the order in a file without a header), or "user=reader,item=book,rating=stars"
-    (the names in the header, where they are not the usual ones). Without a rating column every line counts 1.
+    (names in the header, where they are not the usual ones). Without a rating column every rating is 1.
 
     >>> _ = Path("ratings.csv").write_text("user,item,rating\nana,alien,5\nana,brazil,3\nbia,alien,1\n")
     >>> ratings = read_ratings(Path("ratings.csv"))
@@ -223,23 +231,30 @@ def read_ratings(path: Path, columns: str = "") -> Ratings:
     (('ana', 'bia'), ('alien', 'brazil'), array([2, 1]))
     """
     path = find_data(path)
-    parts = [part for source in sources(path, columns) for part in source()]
+    parts: list[Columns] = []
+    for source in sources(path, columns):
+        parts += source()
     if not sum(len(part.users) for part in parts):
         raise ConfigError(f"{path} holds no ratings")
-    users, items = together([part.users for part in parts]), together([part.items for part in parts])
-    values, times = np.concatenate([part.values for part in parts]), np.concatenate([part.times for part in parts])
+    users = concatenate_ids([part.users for part in parts])
+    items = concatenate_ids([part.items for part in parts])
+    values = np.concatenate([part.values for part in parts])
+    times = np.concatenate([part.times for part in parts])
     return gather(users, items, values, times, titles_beside(path))
 
 
 def check_ratings(path: Path | str | None) -> list[str]:
-    """What a set of ratings holds, in a few lines."""
+    """A summary of a set of ratings, in a few lines."""
     if path is None:
         raise ConfigError("name the folder, such as: mutirao data check movielens ~/ml-1m")
     ratings = read_ratings(Path(path))
-    counts, catalogue = ratings.counts(), ratings.catalogue
+    counts = ratings.counts()
+    catalogue = ratings.catalogue
     titled = sum(bool(title) for title in catalogue.titles)
     filled = len(ratings) / (len(ratings.users) * len(catalogue))
-    low, high, mean = ratings.values.min(), ratings.values.max(), ratings.values.mean(dtype=np.float64)
+    low = ratings.values.min()
+    high = ratings.values.max()
+    mean = ratings.values.mean(dtype=np.float64)
     return [
         f"{len(ratings):,} ratings of {len(catalogue):,} items by {len(ratings.users):,} users: {filled:.2%}",
         f"ratings from {low:g} to {high:g}, {mean:.3f} on average; {titled:,} items have titles",
@@ -251,8 +266,7 @@ def read_catalogue(path: Path) -> Catalogue:
     r"""The catalogue at `path`, in any of the forms publishers ship, or of an embeddings file.
 
     A folder or file of MovieLens (`movies.dat`, `u.item`, `movies.csv`), Netflix's `movie_titles.txt`, or a CSV
-    with columns id, title and (if known) year. In a folder that holds ratings too, the ratings of each item are
-    counted.
+    with columns id, title and (if known) year. If the folder has ratings too, those of each item are counted.
 
     >>> _ = Path("films.csv").write_text("id,title,year\n1,Alien,1979\n2,Brazil,1985\n")
     >>> catalogue = read_catalogue(Path("films.csv"))
@@ -264,7 +278,7 @@ def read_catalogue(path: Path) -> Catalogue:
     file = catalogue_file(path)
     if file is None:
         raise ConfigError(
-            f"{path} holds no catalogue; right would be movies.dat, u.item, movies.csv, movie_titles.txt, "
+            f"{path} holds no catalogue; expected movies.dat, u.item, movies.csv, movie_titles.txt, "
             f"a CSV with columns id, title and year, or an embeddings file"
         )
     known = read_titles(file)
@@ -272,7 +286,7 @@ def read_catalogue(path: Path) -> Catalogue:
 
 
 def _counts_beside(folder: Path, known: Catalogue) -> npt.NDArray[np.int64]:
-    """How often each item was rated in the ratings of the folder; 0 for all if it holds none."""
+    """The number of ratings of each item in the folder's ratings; 0 if the folder has none."""
     if not has_ratings(folder):
         return known.counts
     rated = read_ratings(folder).catalogue
@@ -280,22 +294,22 @@ def _counts_beside(folder: Path, known: Catalogue) -> npt.NDArray[np.int64]:
     return np.array([times.get(name, 0) for name in known.ids], np.int64)
 
 
-def together(ids: Sequence[Ids]) -> Ids:
-    """Ids of several parts: text if any of them is."""
+def concatenate_ids(ids: Sequence[Ids]) -> Ids:
+    """Ids of several parts; text if those of any part are."""
     kind = np.int64 if all(part.dtype == np.int64 for part in ids) else np.str_
     return np.concatenate([part.astype(kind) for part in ids])
 
 
 def titles_beside(path: Path) -> Catalogue | None:
-    """The catalogue that lies in the folder of the ratings, if there is one."""
+    """The catalogue in the folder of the ratings, if there is one."""
     file = catalogue_file(path if path.is_dir() else path.parent)
     return read_titles(file) if file is not None else None
 
 
 def sources(path: Path, columns: str) -> list[Callable[[], Iterator[Columns]]]:
-    """How to read each of the files that hold the ratings."""
+    """A reader for each of the files with ratings."""
     if not path.exists():
-        raise ConfigError(f"{path} is not there; right would be a folder of MovieLens or Netflix, or a file of ratings")
+        raise ConfigError(f"{path} does not exist; expected a folder of MovieLens or Netflix, or a file of ratings")
     if not path.is_dir():
         return [reader(path, columns)]
     for name in (*FILES, "ratings.csv"):
@@ -305,13 +319,13 @@ def sources(path: Path, columns: str) -> list[Callable[[], Iterator[Columns]]]:
         if found := sorted(path.glob(pattern)):
             return [partial(read_netflix, file) for file in found]
     raise ConfigError(
-        f"{path} holds no ratings; right would be ratings.dat, u.data, ratings.csv, training_set/mv_*.txt or "
+        f"{path} holds no ratings; expected ratings.dat, u.data, ratings.csv, training_set/mv_*.txt or "
         f"combined_data_*.txt in it"
     )
 
 
 def has_ratings(folder: Path) -> bool:
-    """Whether the folder holds ratings as published."""
+    """Whether the folder has ratings as published."""
     try:
         return bool(sources(folder, ""))
     except ConfigError:
@@ -319,7 +333,7 @@ def has_ratings(folder: Path) -> bool:
 
 
 def reader(file: Path, columns: str) -> Callable[[], Iterator[Columns]]:
-    """How to read one file, judged by its name."""
+    """The reader of a file, chosen by its name."""
     if file.name in FILES and not columns:
         return partial(read_lines, file, FILES[file.name])
     if re.fullmatch(r"(mv_|combined_data_).*\.txt", file.name):
@@ -336,13 +350,13 @@ def reader(file: Path, columns: str) -> Callable[[], Iterator[Columns]]:
 
 
 def layout_of(file: Path, header: Sequence[str], separator: str, columns: str, in_file: bool) -> Layout:
-    """Which column holds what, by the names asked for or the usual ones."""
+    """The layout of a file with these column names."""
     at = column_numbers(file, header, columns)
     return Layout(separator, len(header), at["user"], at["item"], at["rating"], at["time"], in_file)
 
 
 def column_numbers(file: Path, header: Sequence[str], columns: str) -> dict[str, int]:
-    """The place of each column in a header (-1: it has none)."""
+    """The index of each column in a header, by the given names or the usual ones (-1: there is none)."""
     wanted = dict.fromkeys(KEYS, "")
     for pair in filter(None, columns.split(",")):
         key, _, name = (part.strip() for part in pair.partition("="))
@@ -359,13 +373,13 @@ def column_numbers(file: Path, header: Sequence[str], columns: str) -> dict[str,
     if at["user"] < 0 or at["item"] < 0:
         raise ConfigError(
             f"{file} does not say which columns hold users and items (its first line: {','.join(header)[:80]!r}); "
-            f"right would be columns=item,user,rating or columns=user=reader,item=book"
+            f"expected columns=item,user,rating or columns=user=reader,item=book"
         )
     return at
 
 
 def read_lines(file: Path, layout: Layout) -> Iterator[Columns]:
-    """A text file a block of whole lines at a time."""
+    """Read a text file in blocks of whole lines."""
     first = 1
     with file.open("rb") as stream:
         if layout.header:
@@ -380,20 +394,20 @@ def read_lines(file: Path, layout: Layout) -> Iterator[Columns]:
 
 
 def read_netflix(file: Path) -> Iterator[Columns]:
-    """Lines USER,RATING,YYYY-MM-DD under headings ITEM: as in the Netflix Prize."""
+    """Read lines USER,RATING,YYYY-MM-DD under headings ITEM:, as in the Netflix Prize."""
     text = file.read_bytes().removeprefix(BOM)
     before, *rest = HEADING.split(text)
     if before.strip() or not rest:
-        raise ConfigError(f"{file}, line 1: no heading ITEM: stands before the ratings; is this a file of Netflix's?")
+        raise ConfigError(f"{file}, line 1: there is no heading ITEM: before the ratings; is this a file of Netflix's?")
     line = 1
-    for item, body in zip(rest[::2], rest[1::2], strict=True):
-        found = read_block(body, NETFLIX, file, line + 1)
-        yield found._replace(items=np.full(len(found.users), int(item), np.int64))
-        line += 1 + body.count(b"\n")
+    for item, lines in zip(rest[::2], rest[1::2], strict=True):
+        columns = read_block(lines, NETFLIX, file, line + 1)
+        yield columns._replace(items=np.full(len(columns.users), int(item), np.int64))
+        line += 1 + lines.count(b"\n")
 
 
 def read_parquet(file: Path, columns: str) -> Iterator[Columns]:
-    """A Parquet file; ids are whole numbers or text, times seconds or timestamps."""
+    """Read a Parquet file. Ids are whole numbers or text, times are seconds or timestamps."""
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
@@ -438,5 +452,5 @@ def _finite(
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{file}: column {at[key]!r} holds no numbers") from error
     if len(wrong := np.flatnonzero(~np.isfinite(numbers))):
-        raise ConfigError(f"{file}, row {wrong[0] + 1}: {at[key]} is {numbers[wrong[0]]}; right would be a number")
+        raise ConfigError(f"{file}, row {wrong[0] + 1}: {at[key]} is {numbers[wrong[0]]}; expected a number")
     return numbers

@@ -1,7 +1,7 @@
-"""Titles as different catalogues write them, brought to one form, so that "Matrix, The (1999)" is "The Matrix".
+"""Normalise titles as different catalogues write them: "Matrix, The (1999)" is "The Matrix".
 
-A title may carry several names (in brackets, after "a.k.a."), a year, an edition, and words that say it is not one
-film: a season, bonus material, a double feature. `parse_title` takes it apart; `plain` makes a name comparable.
+A title may have several names (in brackets, after "a.k.a."), a year, an edition, and words for what is not a single
+film: a season, bonus material, a double feature. `parse_title` separates them; `plain` normalises a name.
 """
 
 import html
@@ -17,20 +17,20 @@ YEAR = re.compile(r"[(\[]\s*((?:18|19|20)\d\d)(?:\s*[-–/]\s*(?:\d{4})?)?\s*[)\
 ALSO = re.compile(r"^(?:a\.?\s?k\.?\s?a\.?|also known as)[:\s]+", re.IGNORECASE)
 SEGMENT = re.compile(r"\s*:\s+|\s+[-–—/]\s+|:$")
 EITHER = re.compile(r",? or[:,]\s+", re.IGNORECASE)  # "Dr. Strangelove or: How I Learned to Stop Worrying"
-OWNER = re.compile(r"^[^:]{2,40}?'s\s+(?=\S)")  # whose film it is: "Bram Stoker's Dracula"
+OWNER = re.compile(r"^[^:]{2,40}?'s\s+(?=\S)")  # "Bram Stoker's Dracula"
 INITIALS = re.compile(r"\b\w(?:[.*-]\w\b)+")  # "E.T.", "N-I-M-H", "M*A*S*H"
 LETTERS = str.maketrans(
     {"ø": "o", "æ": "ae", "œ": "oe", "ß": "ss", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "&": " and ", "+": " and "}
 )
 
-# A segment of nothing but these words names an edition of the same film.
+# A segment of these words alone is an edition of the same film.
 EDITION = re.compile(
     r"^(?:(?:the|an?|special|collectors?|directors?|extended|extreme|limited|deluxe|ultimate|platinum|gold|masterworks|fan|"
     r"anniversary|\d+th|unrated|uncut|restored|remastered|theatrical|original|standard|wide|full|screen|widescreen|"
     r"fullscreen|english|french|italian|german|spanish|japanese|russian|hindi|dubbed|subtitled|long|short|home|viewing|"
     r"disney|silent|animated|imax|re|release|rerelease|edition|version|series|cut|movie|film|motion|picture) ?)+$"
 )
-# What is not one film: a season of "Fame" is not the film "Fame".
+# Not a single film: a season of "Fame" is not the film "Fame".
 KINDS = {
     "bonus": re.compile(r"\bbonus (?:material|disc)\b|\bthe making of\b|\bbehind the scenes\b"),
     "several": re.compile(r"\b(?:double|triple) (?:feature|bill)\b|\b(?:trilogy|box(?:ed)? set)\b| / "),
@@ -56,7 +56,7 @@ ROMAN = ["ii", "iii", "iv", "v", "vi", "vii", "viii", "ix", "x", "xi", "xii", "x
 # fmt: on
 TENS = {"twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90}
 SUFFIX = {1: "st", 2: "nd", 3: "rd"}
-COUNTED = {"part", "pt", "chapter", "episode", "no", "number"}  # "Part II" and "II" count alike
+COUNTED = {"part", "pt", "chapter", "episode", "no", "number"}  # "Part II" and "II" are the same
 SAME = (
     {"mister": "mr", "doctor": "dr", "saint": "st", "versus": "vs", "boulevard": "blvd", "n": "and", "deux": "2"}
     | {word: str(n) for n, word in enumerate(UNITS)}
@@ -67,17 +67,17 @@ SAME = (
 
 @dataclass(frozen=True)
 class Title:
-    """A title taken apart; all names in comparable form."""
+    """A parsed title, with normalised names."""
 
     names: tuple[str, ...]  # the whole title first, then alternatives
-    parts: tuple[str, ...]  # what stands before and behind a colon, and the name without whose film it is
+    parts: tuple[str, ...]  # before and after a colon, and without the owner
     kind: str  # "film", or one of KINDS
-    edition: bool  # of an edition the year may be that of the disc
+    edition: bool  # if so, the year may be that of the disc
     year: int  # 0: unknown
 
 
 def plain(text: str) -> str:
-    """A name in small letters and digits: no accents, punctuation or leading article; numerals become digits.
+    """A name in lower case and digits, without accents, punctuation or leading article; numerals become digits.
 
     >>> plain("Misérables, Les"), plain("Alien³"), plain("The Godfather, Part II"), plain("Harold & Maude")
     ('les miserables', 'alien 3', 'godfather 2', 'harold and maude')
@@ -109,7 +109,7 @@ def plain(text: str) -> str:
 
 
 def parse_title(text: str, year: int = 0) -> Title:
-    """Take a title apart; a year in brackets counts if none is given.
+    """Parse a title. A year in brackets counts if `year` is not given.
 
     >>> title = parse_title("Postino, Il (The Postman) (1994)")
     >>> title.names, title.year
@@ -135,9 +135,15 @@ def parse_title(text: str, year: int = 0) -> Title:
             edition = True
         else:
             names += [also, *(re.split(r", |/", also) if also != inside.strip() else ())]
-    cuts = range(1, len(kept))
-    parts = [": ".join(some) for k in cuts for some in (kept[:k], kept[k:], kept[k:] + kept[:k])] + [
-        OWNER.sub("", whole)
-    ]
-    known, others = (tuple(dict.fromkeys(filter(None, map(plain, some)))) for some in (names, parts))
-    return Title(known, tuple(p for p in others if p not in known), kind, edition, year)
+    parts = []
+    for k in range(1, len(kept)):
+        parts += [": ".join(kept[:k]), ": ".join(kept[k:]), ": ".join(kept[k:] + kept[:k])]
+    parts.append(OWNER.sub("", whole))
+    plain_names = _plain_unique(names)
+    plain_parts = tuple(part for part in _plain_unique(parts) if part not in plain_names)
+    return Title(plain_names, plain_parts, kind, edition, year)
+
+
+def _plain_unique(names: list[str]) -> tuple[str, ...]:
+    """The different names that are left after normalising, in this order."""
+    return tuple(dict.fromkeys(filter(None, map(plain, names))))

@@ -1,1 +1,1 @@
-"""Federated recommendation whose users keep a part of the model: FMF, FCF, PFedRec and FedRAP, each a small file."""
+"""Federated recommendation with personal parameters: FMF, FCF, PFedRec and FedRAP, one file for each method."""
