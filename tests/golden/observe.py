@@ -84,10 +84,14 @@ def written_purposes() -> list[str]:
     found = set()
     for file in Path(mutirao.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and len(node.args) > 2:
-                name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-                if name in ("rng", "derive_seed") and (text := text_of(node.args[2])):
-                    found.add(text)
+            if not isinstance(node, ast.Call):
+                continue
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            if name not in ("rng", "derive_seed"):
+                continue
+            # A method of that name hands its one argument on as the purpose.
+            purposes = node.args[2:3] if len(node.args) > 2 else node.args[:1]
+            found |= {text for text in map(text_of, purposes) if text}
     return sorted(found)
 
 
