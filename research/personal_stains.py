@@ -33,7 +33,7 @@ from mutirao.randomness import rng
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.systems.cytology.recipe import Config, recipe
 from mutirao.systems.images.backbones import FrozenNorm
-from mutirao.systems.images.stain import hed, scan
+from mutirao.systems.images.stain import hed, simulate_scanner
 from mutirao.training.optimizers import one_thread
 from research.personal import judge_with, report
 
@@ -74,7 +74,7 @@ def write_laboratories(cells: Path, out: Path, seed: int) -> None:
 def look(pixels: npt.NDArray[np.uint8], k: int) -> npt.NDArray[np.uint8]:
     """A picture as laboratory k stains and scans it."""
     strength, shift, gain, gamma, blur = LOOKS[k]
-    return scan(hed(pixels, strength, shift), gain, gamma, blur)
+    return simulate_scanner(hed(pixels, strength, shift), gain, gamma, blur)
 
 
 def enliven(module: nn.Module) -> nn.Module:

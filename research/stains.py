@@ -25,11 +25,11 @@ from mutirao.metrics import auc, balanced_accuracy
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.stats import interval, paired
 from mutirao.systems.cytology.recipe import Config
-from mutirao.systems.cytology.slides.synthetic_slides import TILE, Laboratory, Painter, Smear
+from mutirao.systems.cytology.slides.synthetic_slides import TILE, Laboratory, Smear, TileRenderer
 from mutirao.systems.images.client import Hospital
 from mutirao.systems.images.features import Extractor
 from mutirao.systems.images.heads import probabilities, trained_part
-from mutirao.systems.images.stain import NORMALIZERS, scan
+from mutirao.systems.images.stain import NORMALIZERS, simulate_scanner
 from mutirao.training.optimizers import one_thread
 from mutirao.training.samples import Samples
 
@@ -73,14 +73,15 @@ def draw_tiles(
     wanted, slide = (normal, abnormal), 0
     while any(len(found[label]) < wanted[label] for label in found):
         smear, name = Smear(4096, 4096, 0.25, per_mm2=70, abnormal=0.3), f"{what} {place} {slide}"
-        painter, slide = Painter.of(smear, laboratory, seed, name), slide + 1
+        renderer = TileRenderer.of(smear, laboratory, seed, name)
+        slide += 1
         for column, row in np.ndindex(8, 8):
-            x, y = painter.cells.x - TILE * column, painter.cells.y - TILE * row
+            x, y = renderer.cells.x - TILE * column, renderer.cells.y - TILE * row
             inside = (np.minimum(x, y) > 40) & (np.maximum(x, y) < TILE - 40)  # whole nuclei
             if inside.any():
-                label = int(painter.cells.abnormal[inside].any())
+                label = int(renderer.cells.abnormal[inside].any())
                 if len(found[label]) < wanted[label]:
-                    found[label].append(scan(shrink(painter.tile(column, row)), *scanner))
+                    found[label].append(simulate_scanner(shrink(renderer.tile(column, row)), *scanner))
     return found[0] + found[1], np.repeat([0, 1], wanted)
 
 

@@ -18,12 +18,12 @@ print([name for name in unused.split() if name in sys.modules], file=sys.stderr)
 
 
 def test_the_file_is_what_scikit_learn_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = digits.read_table()
+    table = digits.read_digits_table()
     x, y = load_digits(return_X_y=True)
     np.testing.assert_array_equal(table[:, :-1], x)
     np.testing.assert_array_equal(table[:, -1], y)
     monkeypatch.setattr(digits, "FILE", Path("not", "there", "any", "more.csv.gz"))
-    elsewhere = digits.read_table()
+    elsewhere = digits.read_digits_table()
     assert elsewhere.dtype == table.dtype
     np.testing.assert_array_equal(elsewhere, table)
 

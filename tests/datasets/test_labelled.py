@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from mutirao.datasets import check_data_set
-from mutirao.datasets.labelled import Labelled, hold_out, load_for_evaluation, load_labelled
+from mutirao.datasets.labelled import Labelled, load_for_evaluation, load_labelled, with_validation_set
 from mutirao.errors import ConfigError
 from sets import listed, write_classes, write_table
 
@@ -143,11 +143,11 @@ def test_whose_the_samples_are_goes_with_them_and_too_few_are_refused() -> None:
     y = np.repeat([0, 1], 10)
     users = np.array([f"u{i}" for i in range(20)])
     x = np.arange(20.0)[:, None]
-    found = hold_out(Labelled(x, y, x[:1] + 50, y[:1], ("a", "b"), users), np.random.default_rng(0))
+    found = with_validation_set(Labelled(x, y, x[:1] + 50, y[:1], ("a", "b"), users), np.random.default_rng(0))
     assert found.users is not None
     assert found.test_users is not None
     assert [f"u{int(v)}" for v in found.x_train[:, 0]] == found.users.tolist()
     assert [f"u{int(v)}" for v in found.x_test[:, 0]] == found.test_users.tolist()
     few = Labelled(x[:2], y[[0, -1]], x[:1], y[:1], ("a", "b"))
     with pytest.raises(ConfigError, match="too few"):
-        hold_out(few, np.random.default_rng(0))
+        with_validation_set(few, np.random.default_rng(0))

@@ -9,7 +9,15 @@ import pytest
 from PIL import Image
 
 from mutirao.datasets.class_folders import read_image_folder
-from mutirao.datasets.tile_folders import Origin, Scale, is_class_name, read_scale, scale_of, write_scale, write_set
+from mutirao.datasets.tile_folders import (
+    Origin,
+    TileScale,
+    is_class_name,
+    read_tile_scale,
+    tile_scale_of,
+    write_set,
+    write_tile_scale,
+)
 from mutirao.errors import ConfigError
 from mutirao.systems.images.image_partitions import even, write_client_folders
 
@@ -26,7 +34,7 @@ def test_the_table_of_a_set_is_read_as_slides_and_laboratories_and_its_further_c
     tmp_path: Path,
 ) -> None:
     tiles = [tile("abnormal" if i % 3 else "normal", i, f"s  {i % 5}") for i in range(15)]  # two blanks stay two
-    write_set(tmp_path / "set", ["abnormal", "normal", "unusable"], tiles, Scale(64, 0.5))
+    write_set(tmp_path / "set", ["abnormal", "normal", "unusable"], tiles, TileScale(64, 0.5))
     assert (tmp_path / "set" / "unusable").is_dir()  # empty: all parties agree on the list
     rows = list(csv.DictReader((tmp_path / "set" / "origins.csv").open()))
     assert list(rows[0]) == ["file", "slide", "laboratory", "mpp", "x", "y", "size", "class", "source", "reader"]
@@ -52,15 +60,19 @@ def test_a_set_that_fails_midway_leaves_nothing_and_a_full_folder_is_not_touched
 
 def test_the_scale_goes_along_when_hospitals_are_made_and_different_scales_are_refused(tmp_path: Path) -> None:
     tiles = [tile("ab"[i % 2], i, f"s{i % 6}") for i in range(24)]
-    write_set(tmp_path / "set", ["a", "b"], tiles, Scale(64, 0.25))
+    write_set(tmp_path / "set", ["a", "b"], tiles, TileScale(64, 0.25))
     table = str(tmp_path / "set" / "origins.csv")
     write_client_folders(tmp_path / "set", tmp_path / "fed", 2, even, np.random.default_rng(0), 0, slide=table)
-    assert read_scale(tmp_path / "fed" / "client_2") == read_scale(tmp_path / "fed" / "global_test") == Scale(64, 0.25)
-    assert scale_of(tmp_path / "fed") == Scale(64, 0.25)
-    write_scale(tmp_path / "fed" / "client_1", Scale(64, 0.5))
+    assert (
+        read_tile_scale(tmp_path / "fed" / "client_2")
+        == read_tile_scale(tmp_path / "fed" / "global_test")
+        == TileScale(64, 0.25)
+    )
+    assert tile_scale_of(tmp_path / "fed") == TileScale(64, 0.25)
+    write_tile_scale(tmp_path / "fed" / "client_1", TileScale(64, 0.5))
     with pytest.raises(ConfigError, match=r"different scales: .*client_1: 64 x 64 pixels at 0.5"):
-        scale_of(tmp_path / "fed")
-    assert scale_of(tmp_path) is None
+        tile_scale_of(tmp_path / "fed")
+    assert tile_scale_of(tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -69,7 +81,7 @@ def test_the_scale_goes_along_when_hospitals_are_made_and_different_scales_are_r
 def test_a_scale_that_cannot_be_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "tiles.json").write_text(text)
     with pytest.raises(ConfigError) as error:
-        read_scale(tmp_path)
+        read_tile_scale(tmp_path)
     assert "\n" not in str(error.value)
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
 
-    from mutirao.systems.cytology.slides.models import Model
+    from mutirao.systems.cytology.slides.models import ScreeningModel
     from mutirao.systems.ranking.ranker import Ranker
 
 
@@ -220,8 +220,8 @@ class Result:
 
         return Ranker.load(self.folder, round)
 
-    def network(self, round: Literal["best", "last"] = "best") -> "Model":
-        """Of a run of cytology: body and head as one, from a tile to probabilities. For research only."""
+    def network(self, round: Literal["best", "last"] = "best") -> "ScreeningModel":
+        """The network of a cytology run, backbone and head, from a tile to probabilities. For research only."""
         from mutirao.systems.cytology.trained import network_of_run  # late: it brings torch
 
         return network_of_run(self.folder, round)

@@ -31,7 +31,7 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def laboratories(given: str) -> Callable[[str], str]:
+def laboratory_lookup(given: str) -> Callable[[str], str]:
     """A function from a slide's name to its laboratory: one name for all, or from a table."""
     if not given.endswith(".csv"):
         return lambda slide: given
@@ -99,16 +99,16 @@ def cut(
       mutirao slides cut smear.svs --annotations smear.xml --classes abnormal,normal --conflict first --out cells
     """
     from mutirao.systems.cytology.slides.cutting import CuttingPlan, annotations_in, cut_marks
-    from mutirao.systems.cytology.slides.readers import slides_in
+    from mutirao.systems.cytology.slides.readers import find_slides
     from mutirao.systems.cytology.slides.tiling import Cut
 
-    lab_of = laboratories(laboratory)
+    lab_of = laboratory_lookup(laboratory)
     pairs = [text.partition("=") for text in rename]
     if bad := [old for old, sign, new in pairs if not (sign and new.strip())]:
         raise ConfigError(f"--rename {bad[0]}: right would be OLD=NEW")
     plan = CuttingPlan(words(classes), {old.strip(): new.strip() for old, _, new in pairs}, cover, conflict)
     found = cut_marks(
-        slides_in(tuple(p.expanduser() for p in paths)),
+        find_slides(tuple(p.expanduser() for p in paths)),
         annotations_in([p.expanduser() for p in annotations]),
         out.expanduser(),
         Cut(size=size, mpp=mpp_out),
@@ -247,7 +247,7 @@ def gather(folder: Path, out: Path, rule: str, readers: tuple[str, ...], laborat
     chosen, without = combine_labels(labels, [tile.name for tile in tiles.tiles], rule)
     if not chosen:
         raise ConfigError(f"no tile of {folder} has a class by the rule {rule!r}; there are {dict(without)}")
-    lab_of = laboratories(laboratory)
+    lab_of = laboratory_lookup(laboratory)
     by_name = tiles.by_name
     files = []
     for name, label in chosen.items():

@@ -40,11 +40,11 @@ def scaling(command: Callable[..., None]) -> Callable[..., None]:
     @click.option("--mpp-table", type=FILE, help="CSV with columns slide, mpp, for slides that do not state it.")
     @functools.wraps(command)
     def with_scale(mpp: float | None, mpp_table: Path | None, **rest: Any) -> None:
-        from mutirao.systems.cytology.slides.readers import mpp_table as read_table
+        from mutirao.systems.cytology.slides.readers import read_mpp_table
 
         if mpp is not None and not 0.02 <= mpp <= 50:
             raise ConfigError(f"--mpp: {mpp!r} is not between 0.02 and 50 micrometres a pixel")
-        known = read_table(mpp_table.expanduser()) if mpp_table else {}
+        known = read_mpp_table(mpp_table.expanduser()) if mpp_table else {}
         command(mpp_of=lambda path: known.get(path.name, known.get(path.stem, mpp)), **rest)
 
     return with_scale
@@ -93,7 +93,7 @@ def tile(
       mutirao slides tile slides/ --out tiles
       mutirao slides tile smear.svs --magnification 40 --top 500
     """
-    from mutirao.systems.cytology.slides.readers import slides_in
+    from mutirao.systems.cytology.slides.readers import find_slides
     from mutirao.systems.cytology.slides.tiling import Cut, tile_all
 
     if magnification is not None and (mpp_out is not None or magnification <= 0):
@@ -110,7 +110,7 @@ def tile(
             tiles = f"{facts['tiles']:,} tiles, {facts['background']:,} are glass, {facts['kept']:,} kept"
             click.echo(f"{path.name}: {tiles}{' (done before)' if known else ''}")
 
-    slides_ = slides_in(tuple(p.expanduser() for p in paths))
+    slides_ = find_slides(tuple(p.expanduser() for p in paths))
     problems = tile_all(slides_, out, how, choice, mpp_of, watch, workers)
     said = f"{len(found)} of {len(slides_)} slides are in {out}"
     print_result({"slides": found, "problems": problems}, as_json, said)
@@ -140,12 +140,12 @@ def select(folder: Path, choice: "Choice", prune: bool, as_json: bool) -> None:
       mutirao slides select tiles --quantile 0.5
       mutirao slides select tiles --top 200 --prune
     """
-    from mutirao.systems.cytology.slides.tiling import choose, read_table, write_table
+    from mutirao.systems.cytology.slides.tiling import choose, read_tile_table, write_tile_table
 
     rows, lines = {}, []
     for place in done_slides(folder.expanduser()):
-        tiles = choose(read_table(place / "tiles.csv"), choice)
-        write_table(tiles, place / "tiles.csv")
+        tiles = choose(read_tile_table(place / "tiles.csv"), choice)
+        write_tile_table(tiles, place / "tiles.csv")
         if prune:
             for t in tiles:
                 if not t.kept:
@@ -171,10 +171,10 @@ def preview(slide: Path, folder: Path, out: Path | None, mpp_of: MppOf) -> None:
     Example: mutirao slides preview slides/smear.svs --tiles tiles/smear
     """
     from mutirao.systems.cytology.slides.readers import open_slide
-    from mutirao.systems.cytology.slides.tiling import preview as draw
-    from mutirao.systems.cytology.slides.tiling import preview_overview, read_table
+    from mutirao.systems.cytology.slides.tiling import draw_preview as draw
+    from mutirao.systems.cytology.slides.tiling import preview_overview, read_tile_table
 
-    tiles, path = read_table(folder.expanduser() / "tiles.csv"), slide.expanduser()
+    tiles, path = read_tile_table(folder.expanduser() / "tiles.csv"), slide.expanduser()
     opened = open_slide(path, mpp_of(path))
     try:
         target = out or folder.expanduser() / "preview.jpg"
@@ -213,7 +213,7 @@ def screen(
     """
     from mutirao.research_notice import NOTICE
     from mutirao.systems.cytology.slides.screening import cut_for, write_screening
-    from mutirao.systems.cytology.slides.screening import screen as look
+    from mutirao.systems.cytology.slides.screening import screen_slide as look
     from mutirao.systems.cytology.trained import network_at
 
     model, path = network_at(model_path.expanduser()), slide.expanduser()

@@ -13,7 +13,7 @@ from mutirao.datasets.class_folders import read_content
 from mutirao.datasets.image_files import UnreadableError, picture
 from mutirao.errors import ConfigError
 from mutirao.research_notice import NOTICE
-from mutirao.systems.cytology.slides.readers import encode
+from mutirao.systems.cytology.slides.readers import encode_image
 from mutirao.systems.cytology.slides.tile_labels import Labels, Tiles, open_labels
 
 ASSETS = (HERE / "label.js", HERE / "label.css")
@@ -25,7 +25,7 @@ def picture_for(path: Path, most: int) -> bytes:
     """A tile as a JPEG file that a browser can show, no larger than asked for."""
     found = picture(read_content(path))
     found.thumbnail((most, most))
-    return encode(found, quality=90)
+    return encode_image(found, quality=90)
 
 
 def make_page(tiles: Tiles, labels: Labels, reader: str, token: str, hosts: frozenset[str] | None) -> FastAPI:

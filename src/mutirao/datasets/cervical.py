@@ -33,7 +33,7 @@ SPLITS = ("train", "val", "test")  # of HiCervix
 
 
 @dataclass(frozen=True)
-class Cell:
+class CellImage:
     """One image: its file, its class, the slide or image it was cut from, and whether it belongs to the test set."""
 
     file: Path
@@ -48,7 +48,7 @@ class CervicalSet:
 
     name: str
     is_at: Callable[[Path], bool]
-    read: Callable[[Path], list[Cell]]
+    read: Callable[[Path], list[CellImage]]
     pictures: int
     layout: str
 
@@ -63,7 +63,7 @@ def sipakmed_folders(root: Path) -> dict[str, Path]:
     return found
 
 
-def read_sipakmed(root: Path) -> list[Cell]:
+def read_sipakmed(root: Path) -> list[CellImage]:
     """Read 4,049 single cells; `001_02.bmp` is cell 2 of image 001 of its class; contours (.dat) are not read."""
     folders = sipakmed_folders(root)
     if missing := [name for name in SIPAKMED if name not in folders]:
@@ -72,7 +72,7 @@ def read_sipakmed(root: Path) -> list[Cell]:
     for name, folder in folders.items():
         for file in image_files_in(folder):
             image = file.stem.partition("_")[0]
-            cells.append(Cell(file, name, f"{name}/{image}"))
+            cells.append(CellImage(file, name, f"{name}/{image}"))
     return cells
 
 
@@ -84,12 +84,12 @@ def lbc_home(root: Path) -> Path | None:
     return None
 
 
-def read_lbc(root: Path) -> list[Cell]:
+def read_lbc(root: Path) -> list[CellImage]:
     """Read 963 images of liquid-based cytology in four classes; the patients of the images are not published."""
     home = lbc_home(root)
     if home is None:
         return []
-    return [Cell(file, name) for name in LBC for file in image_files_in(home / name)]
+    return [CellImage(file, name) for name in LBC for file in image_files_in(home / name)]
 
 
 def cric_table(root: Path) -> Path | None:
@@ -98,7 +98,7 @@ def cric_table(root: Path) -> Path | None:
     return next((path for path in found if "nucleus_x" in read_text(path)), None)
 
 
-def read_cric(root: Path) -> list[Cell]:
+def read_cric(root: Path) -> list[CellImage]:
     """Read 11,534 cells in 400 images of conventional smears, a square of 90 pixels around each nucleus.
 
     At an image's edge the square is moved into the image.
@@ -109,14 +109,14 @@ def read_cric(root: Path) -> list[Cell]:
     content = read_text(table)
     home = cache_home() / "cric" / hashlib.sha256(content.encode()).hexdigest()[:16]
     places = {p.name: p for p in [*root.glob("*/*"), *root.glob("*")] if p.suffix.lower() in ENDINGS}
-    cells: list[Cell] = []
+    cells: list[CellImage] = []
     for image, name, points in cric_images(table, content):
         if name not in places:
             raise ConfigError(f"{table} names {name[:80]!r}, which is neither beside it nor in a folder there")
         targets = {home / label / f"{image}-{cell}.png": (x, y) for cell, label, x, y in points}
         if any(not target.exists() for target in targets):
             cut_cells(places[name], targets)
-        cells += [Cell(target, target.parent.name, str(image)) for target in targets]
+        cells += [CellImage(target, target.parent.name, str(image)) for target in targets]
     return cells
 
 
@@ -164,9 +164,9 @@ def cut_cells(image: Path, targets: dict[Path, tuple[int, int]]) -> None:
         write_whole(target, stream.getvalue(), durable=False)
 
 
-def read_hicervix(root: Path) -> list[Cell]:
+def read_hicervix(root: Path) -> list[CellImage]:
     """Read 40,229 cells in 29 classes, the finest of three levels; train and val are the training set."""
-    cells: list[Cell] = []
+    cells: list[CellImage] = []
     for split in SPLITS:
         table = root / f"{split}.csv"
         for at, row in enumerate(read_csv(table), 2):
@@ -175,7 +175,7 @@ def read_hicervix(root: Path) -> list[Cell]:
             if not name or not label:
                 raise ConfigError(f"{table}, line {at}: image_name and class_name are needed")
             places = [root / split / name, root / name, root / "images" / name, root / split / label / name]
-            cells.append(Cell(next((p for p in places if p.is_file()), places[0]), label, test=split == "test"))
+            cells.append(CellImage(next((p for p in places if p.is_file()), places[0]), label, test=split == "test"))
     return cells
 
 
@@ -225,7 +225,7 @@ def read_cervical(found: CervicalSet, root: Path) -> tuple[ImageSet, ImageSet | 
     return train, load_cells(tests, classes, root) if tests else None
 
 
-def load_cells(cells: Sequence[Cell], classes: tuple[str, ...], root: Path) -> ImageSet:
+def load_cells(cells: Sequence[CellImage], classes: tuple[str, ...], root: Path) -> ImageSet:
     """Load cells as an image set; unreadable files are logged and left out."""
     by_file = {cell.file: cell for cell in cells}
     found = load_images([(cell.file, classes.index(cell.label)) for cell in by_file.values()], root)

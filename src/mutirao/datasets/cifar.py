@@ -130,7 +130,7 @@ def check_cifar10(path: Path | str | None) -> list[str]:
 
 def read_cifar10_file(file: Path) -> tuple[Images, Labels]:
     """Read the images and labels of one of the six files."""
-    content = read_bytes(file)
+    content = read_file(file)
     if file.suffix == ".bin":
         x, (y,) = read_records(file, content, 1)
     else:
@@ -212,7 +212,7 @@ def check_cifar100(path: Path | str | None) -> list[str]:
 
 def read_cifar100_file(file: Path, kind: str) -> tuple[Images, Labels]:
     """Read the images of one of the two files, and their labels of one kind: `fine` or `coarse`."""
-    content = read_bytes(file)
+    content = read_file(file)
     if file.suffix == ".bin":
         x, (coarse, fine) = read_records(file, content, 2)
     else:
@@ -260,7 +260,7 @@ def describe_labels(part: str, labels: Labels, classes: int) -> str:
     return f"{counts.sum():,} {part} images of 3 x 32 x 32, {len(counts)} classes, {each} a class"
 
 
-def read_bytes(file: Path) -> bytes:
+def read_file(file: Path) -> bytes:
     """Read a whole file; ConfigError if that is not possible."""
     try:
         return file.read_bytes()

@@ -111,8 +111,8 @@ def read_image_folder(root: Path, slide: str = "", classes: Sequence[str] = ()) 
         try:
             inside = image_files_in(folder)
             if not inside:
-                for slide_folder in slides_in(folder):
-                    inside += tiles_in(slide_folder)
+                for slide_folder in slide_folders(folder):
+                    inside += tile_files(slide_folder)
         except OSError as error:
             unreadable.append((folder, error.strerror or str(error)))
             continue
@@ -137,12 +137,12 @@ def image_files_in(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if p.suffix.lower() in ENDINGS and not p.name.startswith("."))
 
 
-def slides_in(folder: Path) -> list[Path]:
+def slide_folders(folder: Path) -> list[Path]:
     """The folders in a class folder without images of its own: each is one slide."""
     return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith((".", "__")))
 
 
-def tiles_in(slide: Path) -> list[Path]:
+def tile_files(slide: Path) -> list[Path]:
     """The tiles in a slide's folder; only the kept ones, if `mutirao slides tile` wrote it."""
     table = slide / "tiles.csv"
     if not table.exists():

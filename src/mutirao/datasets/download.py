@@ -95,7 +95,7 @@ def get_data_set(
         ) from error
     for file in data_set.files:
         if is_archive(file.name):
-            unpack(downloads / file.name, ready, file.inside, file.leave_out)
+            unpack_archive(downloads / file.name, ready, file.inside, file.leave_out)
         else:
             ready.mkdir(parents=True, exist_ok=True)
             shutil.move(downloads / file.name, ready / file.name)
@@ -328,7 +328,7 @@ def is_archive(name: str) -> bool:
     return name.endswith(ARCHIVE_SUFFIXES)
 
 
-def unpack(archive: Path, folder: Path, inside: str = "", leave_out: str = "") -> None:
+def unpack_archive(archive: Path, folder: Path, inside: str = "", leave_out: str = "") -> None:
     """Extract an archive into a folder: only files below the folder `inside`, and none that matches `leave_out`."""
     if archive.name.endswith(".7z"):
         unpack_7z(archive, folder)
@@ -336,7 +336,7 @@ def unpack(archive: Path, folder: Path, inside: str = "", leave_out: str = "") -
     limit = min(MAX_UNPACKED_BYTES, MAX_COMPRESSION_RATIO * archive.stat().st_size)
     total = 0
     count = 0
-    with damage_as_config_error(archive), members(archive) as found:
+    with damage_as_config_error(archive), archive_members(archive) as found:
         for name, size, opened in found:
             path = relative_target(archive, name, inside)
             if path is None or (leave_out and fnmatch.fnmatch(path.name.lower(), leave_out)):
@@ -361,7 +361,7 @@ def damage_as_config_error(archive: Path) -> Iterator[None]:
 
 
 @contextmanager
-def members(archive: Path) -> Iterator[Iterator[Member]]:
+def archive_members(archive: Path) -> Iterator[Iterator[Member]]:
     """The regular files of an archive; folders are created as needed, a link or a device is refused."""
     if archive.name.endswith(".zip"):
         with zipfile.ZipFile(archive) as packed:

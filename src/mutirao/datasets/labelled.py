@@ -165,10 +165,10 @@ def call_loader(path: str, seed: int) -> Labelled:
 def load_for_evaluation(data: str, seed: int, split: str) -> Labelled:
     """Load a set to evaluate on its test set, or on a fifth of its training set (`vali`)."""
     found = load_labelled(data, seed)
-    return found if split == "test" else hold_out(found, rng(seed, 0, "validation"))
+    return found if split == "test" else with_validation_set(found, rng(seed, 0, "validation"))
 
 
-def hold_out(data: Labelled, draw: np.random.Generator) -> Labelled:
+def with_validation_set(data: Labelled, draw: np.random.Generator) -> Labelled:
     """Replace the test set by a validation set: a fifth of each class of the training set, sampled at random."""
     x = data.x_train
     y = data.y_train

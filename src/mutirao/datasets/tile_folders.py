@@ -24,7 +24,7 @@ CLASS_NAME = re.compile(r"[^\W_][\w .:+()-]{0,59}(?<! )")
 
 
 @dataclass(frozen=True)
-class Scale:
+class TileScale:
     """The scale of tiles: their side in pixels, and micrometres a pixel."""
 
     size: int
@@ -67,26 +67,26 @@ def is_class_name(name: str) -> bool:
     return bool(CLASS_NAME.fullmatch(name)) and name not in layout and not name.startswith("client_")
 
 
-def read_scale(folder: Path) -> Scale | None:
+def read_tile_scale(folder: Path) -> TileScale | None:
     """Read the scale of the tiles in a folder, if it is stored; ConfigError if it is invalid."""
     path = folder / SCALE
     if not path.is_file():
         return None
     try:
         found = json.loads(read_text(path))
-        return Scale(int(found["size"]), float(found["mpp"]))
+        return TileScale(int(found["size"]), float(found["mpp"]))
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
         raise ConfigError(f"{path} does not say size and mpp of the tiles: {one_line(error)}") from error
 
 
-def scale_of(data: Path) -> Scale | None:
+def tile_scale_of(data: Path) -> TileScale | None:
     """The scale of an image set in any layout; None if it is unknown, ConfigError if its parts differ.
 
     With different scales, cells of one class could be twice as large as those of another.
     """
     root = data if data.is_dir() else data.parent
     places = [root, *(root / name for name in (TRAINING, TEST, GLOBAL_TEST)), *clients_in(root)]
-    known = {place: found for place in places if (found := read_scale(place))}
+    known = {place: found for place in places if (found := read_tile_scale(place))}
     if len(set(known.values())) > 1:
         scales = "; ".join(f"{place}: {found}" for place, found in known.items())
         raise ConfigError(f"the tiles are of different scales: {scales}; cut all at one scale")
@@ -95,17 +95,17 @@ def scale_of(data: Path) -> Scale | None:
 
 def copy_scale(data: Path, *folders: Path) -> None:
     """Store the scale of a set in copies of its parts."""
-    if scale := scale_of(data):
+    if scale := tile_scale_of(data):
         for folder in folders:
-            write_scale(folder, scale)
+            write_tile_scale(folder, scale)
 
 
-def write_scale(folder: Path, scale: Scale) -> None:
+def write_tile_scale(folder: Path, scale: TileScale) -> None:
     """Write `tiles.json`."""
     write_whole(folder / SCALE, json.dumps({"kind": KIND, "size": scale.size, "mpp": scale.mpp}) + "\n")
 
 
-def table_of(rows: Iterable[Iterable[object]]) -> str:
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
     """Rows as CSV, each cell unchanged: a file name may contain two spaces in a row."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
@@ -113,7 +113,7 @@ def table_of(rows: Iterable[Iterable[object]]) -> str:
 
 
 def write_set(
-    out: Path, classes: Sequence[str], tiles: Iterable[tuple[Origin, Callable[[Path], None]]], scale: Scale | None
+    out: Path, classes: Sequence[str], tiles: Iterable[tuple[Origin, Callable[[Path], None]]], scale: TileScale | None
 ) -> list[Origin]:
     """Write class folders of tiles with `origins.csv` and `tiles.json`, completely or not at all.
 
@@ -131,9 +131,9 @@ def write_set(
         for origin, write in tiles:
             write(building / origin.file)
             written.append(origin)
-        write_whole(building / ORIGINS, table_of([COLUMNS, *map(astuple, written)]))
+        write_whole(building / ORIGINS, csv_text([COLUMNS, *map(astuple, written)]))
         if scale:
-            write_scale(building, scale)
+            write_tile_scale(building, scale)
         if out.exists():
             out.rmdir()
         building.replace(out)

@@ -16,7 +16,7 @@ from mutirao.cli import main
 from mutirao.config import resolve
 from mutirao.core.fleet import Reply, Request, Site, Wrapper
 from mutirao.core.rounds import Run
-from mutirao.datasets.tile_folders import Scale, write_scale
+from mutirao.datasets.tile_folders import TileScale, write_tile_scale
 from mutirao.deploy.flower.run_tasks import recipe_from, settings_at_site
 from mutirao.errors import ConfigError
 from mutirao.experiments.party_agreement import require_agreement, run_recipe
@@ -378,8 +378,8 @@ def test_size_and_scale_of_the_tiles_travel_with_the_model_and_are_not_overruled
 ) -> None:
     data, out = tmp_path / "set", tmp_path / "run"
     shutil.copytree(federation, data)
-    write_scale(data / "client_1", Scale(64, 1.0))
-    write_scale(data / "global_test", Scale(64, 1.0))
+    write_tile_scale(data / "client_1", TileScale(64, 1.0))
+    write_tile_scale(data / "global_test", TileScale(64, 1.0))
     execute("cytology", config(data, rounds=1), out)
     shutil.rmtree(data)  # the run knows it, not the pictures
     path = tmp_path / "model.safetensors"
@@ -405,8 +405,8 @@ def test_size_and_scale_of_the_tiles_travel_with_the_model_and_are_not_overruled
 def test_tiles_of_different_scales_are_refused_before_the_first_round(federation: Path, tmp_path: Path) -> None:
     data = tmp_path / "set"
     shutil.copytree(federation, data)
-    write_scale(data / "client_1", Scale(64, 1.0))
-    write_scale(data / "client_2", Scale(64, 0.5))
+    write_tile_scale(data / "client_1", TileScale(64, 1.0))
+    write_tile_scale(data / "client_2", TileScale(64, 0.5))
     with pytest.raises(ConfigError, match="the tiles are of different scales"):
         find("cytology").task(config(data))
 

@@ -233,12 +233,12 @@ def test_a_hospital_tells_what_it_can_say_under_names_that_all_know() -> None:
     p = np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True)
     whole, told = (
         metrics.screening_metrics(p, y, classes, abnormal),
-        metrics.client_metrics(classes, abnormal, outputs, y),
+        metrics.reported_metrics(classes, abnormal, outputs, y),
     )
     assert told == pytest.approx({k: v for k, v in whole.items() if not k.startswith("recall")})
-    alone = metrics.client_metrics(classes, abnormal, outputs, np.ones(20, int))
+    alone = metrics.reported_metrics(classes, abnormal, outputs, np.ones(20, int))
     assert alone.keys() == {"balanced_accuracy", "accuracy", "loss", "ece"}  # of one kind alone there is no AUC
-    assert metrics.client_metrics(classes, abnormal, outputs * np.nan, y) == {}
+    assert metrics.reported_metrics(classes, abnormal, outputs * np.nan, y) == {}
 
 
 def test_the_interval_of_an_auc_covers_it_and_is_wider_over_slides() -> None:

@@ -19,7 +19,7 @@ from mutirao.systems.images.stain import (
     jitter,
     macenko,
     reinhard,
-    scan,
+    simulate_scanner,
     stained,
     to_axes,
     to_pixels,
@@ -117,9 +117,9 @@ def test_hed_changes_each_stain_by_itself() -> None:
 
 def test_a_scanner_has_gain_gamma_and_focus() -> None:
     picture = tissue()
-    assert np.array_equal(scan(picture, 1, 1, 0), picture)
-    assert np.array_equal(scan(picture, 1, 2.0, 0), np.rint(255 * (picture / 255) ** 2).astype(np.uint8))
-    assert scan(picture, 1, 1, 2.0).std() < picture.std()
+    assert np.array_equal(simulate_scanner(picture, 1, 1, 0), picture)
+    assert np.array_equal(simulate_scanner(picture, 1, 2.0, 0), np.rint(255 * (picture / 255) ** 2).astype(np.uint8))
+    assert simulate_scanner(picture, 1, 1, 2.0).std() < picture.std()
     assert np.array_equal(jitter(picture, "a"), jitter(picture, "a"))
     assert not np.array_equal(jitter(picture, "a"), jitter(picture, "b"))
 

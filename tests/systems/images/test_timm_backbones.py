@@ -21,7 +21,7 @@ from mutirao.errors import ConfigError
 from mutirao.experiments.task import find
 from mutirao.registry import dotted_in
 from mutirao.report import execute
-from mutirao.systems.cytology.slides.models import Model, join_parts, load_model, save_model
+from mutirao.systems.cytology.slides.models import ScreeningModel, join_parts, load_model, save_model
 from mutirao.systems.images.backbones import load_backbone, weights_fingerprint
 from mutirao.systems.images.base import statistics_fingerprint
 from mutirao.systems.images.features import Extractor
@@ -190,7 +190,7 @@ def test_timm_itself_makes_the_bodies_that_it_names(real_timm: Any, tmp_path: Pa
             load_backbone(f"file:{tmp_path / 'vit.pt'}")(three), vit(normalize_stain(three)), atol=1e-5
         )
     part = trained_part(made, "head", 2)
-    model = Model(
+    model = ScreeningModel(
         join_parts(made, part, "head"), {"kind": "mutirao cytology model", "body": made.name, "side": made.size}
     )
     model.facts.update(trainable="head", classes=["a", "b"], abnormal=["a"])  # type: ignore[attr-defined]

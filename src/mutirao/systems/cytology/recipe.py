@@ -32,7 +32,7 @@ from mutirao.systems.images.metrics import (
     REPORTED_METRICS,
     Confusion,
     abnormal_classes,
-    client_metrics,
+    reported_metrics,
     screening_metrics,
     write_verdict,
 )
@@ -125,7 +125,7 @@ def task(config: Config) -> Task:
         trainer_options["figures"] = evaluate_logits
         metrics = ("accuracy", "balanced_accuracy", "loss")
     elif config.judge_by == "vali":
-        trainer_options["figures"] = partial(client_metrics, classes, abnormal)
+        trainer_options["figures"] = partial(reported_metrics, classes, abnormal)
         metrics = REPORTED_METRICS
     has_test = sources.has_test and config.judge_by == "test"
     hospital = Hospital.of(config, lambda: plan.model(len(classes)), **trainer_options)

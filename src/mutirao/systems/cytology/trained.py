@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 
 from mutirao.config import one_line
-from mutirao.datasets.tile_folders import Scale
+from mutirao.datasets.tile_folders import TileScale
 from mutirao.errors import ConfigError, Damaged
-from mutirao.systems.cytology.slides.models import Model, assemble, load_model
+from mutirao.systems.cytology.slides.models import ScreeningModel, assemble, load_model
 from mutirao.systems.cytology.slides.slide_sources import scale_in
 from mutirao.systems.recsys.trained import arrays_of_run, config_of_run
 
 
-def network_of_run(folder: Path, which: str = "best") -> Model:
+def network_of_run(folder: Path, which: str = "best") -> ScreeningModel:
     """The network that a cytology run trained: backbone and head."""
     config = config_of_run(folder, "cytology")
     verdict = folder / "verdict.json"
@@ -20,7 +20,7 @@ def network_of_run(folder: Path, which: str = "best") -> Model:
     try:
         facts = json.loads(verdict.read_text(encoding="utf-8"))
         classes = list(facts["classes"])
-        scale = Scale(int(facts["tile"]), float(facts["mpp"])) if facts.get("tile") else None
+        scale = TileScale(int(facts["tile"]), float(facts["mpp"])) if facts.get("tile") else None
         if scale is None and config.data == "synthetic":  # a run older than this entry
             scale = scale_in(config)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
@@ -28,6 +28,6 @@ def network_of_run(folder: Path, which: str = "best") -> Model:
     return assemble(config, classes, arrays_of_run(folder, which)[0], scale)
 
 
-def network_at(path: Path) -> Model:
+def network_at(path: Path) -> ScreeningModel:
     """The network in a run folder, or in a file written by `mutirao slides export`."""
     return network_of_run(path) if path.is_dir() else load_model(path)

@@ -13,7 +13,7 @@ from mutirao.systems.images.heads import trained_part
 HIDDEN = 64  # units of the attention
 
 
-class Pool(nn.Module):
+class MeanPool(nn.Module):
     """Mean pooling: the mean of the tiles' features goes through one linear layer to the classes of the bag.
 
     Tiles are bags x tiles x views x features, and the mask `there` is false for padding. In training every tile is
@@ -47,7 +47,7 @@ class Pool(nn.Module):
         return there.to(h.dtype) / there.sum(1, keepdim=True)
 
 
-class MaxPool(Pool):
+class MaxPool(MeanPool):
     """The maximum over tiles, feature by feature."""
 
     def pool(self, h: Tensor, there: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class MaxPool(Pool):
         return nn.functional.one_hot(first, h.shape[1]).to(h.dtype).mean(1)
 
 
-class AttentionPool(Pool):
+class AttentionPool(MeanPool):
     """Gated attention: a_k = softmax_k(w' (tanh(V h_k) * sigmoid(U h_k))).
 
     Ilse, Tomczak and Welling, "Attention-based Deep Multiple Instance Learning", ICML 2018, equation 9.
@@ -86,7 +86,7 @@ class AttentionPool(Pool):
 class WholeSlide(nn.Module):
     """Backbone and head as one network: from the tiles of a slide to its class probabilities and their attention."""
 
-    def __init__(self, backbone: nn.Module, head: Pool) -> None:
+    def __init__(self, backbone: nn.Module, head: MeanPool) -> None:
         super().__init__()
         self.frozen = copy.deepcopy(backbone)
         self.trained = copy.deepcopy(head)
@@ -103,7 +103,7 @@ class WholeSlide(nn.Module):
         return torch.softmax(logits, -1), self.trained.attention(h, there)[0]
 
 
-POOLS: dict[str, type[Pool]] = {"mean": Pool, "max": MaxPool, "abmil": AttentionPool}
+POOLS: dict[str, type[MeanPool]] = {"mean": MeanPool, "max": MaxPool, "abmil": AttentionPool}
 
 
 def make_head(head: str, backbone: Backbone, trainable: Trainable, classes: int) -> nn.Module:

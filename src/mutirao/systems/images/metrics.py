@@ -136,7 +136,7 @@ def screening_metrics(
     return metrics
 
 
-def client_metrics(
+def reported_metrics(
     classes: Sequence[str], abnormal: npt.NDArray[np.bool_], outputs: npt.ArrayLike, labels: npt.ArrayLike
 ) -> dict[str, float]:
     """The metrics that a hospital reports of a model's logits: no recalls, and only finite values."""

@@ -42,10 +42,10 @@ def convolution(into: int, out: int, size: int, stride: int = 1, groups: int = 1
     return [inner, nn.BatchNorm2d(out), nn.ReLU6()]
 
 
-def scaled(channels: int, width: float) -> int:
+def scaled_channels(channels: int, width: float) -> int:
     """So many channels times the width, as a multiple of 8 that is at most a tenth below it.
 
-    >>> scaled(32, 1.0), scaled(24, 0.35), scaled(320, 0.35)
+    >>> scaled_channels(32, 1.0), scaled_channels(24, 0.35), scaled_channels(320, 0.35)
     (32, 8, 112)
     """
     near = max(8, int(channels * width + 4) // 8 * 8)
@@ -57,14 +57,14 @@ def mobilenet(channels: int, outputs: int, first: nn.Module, width: float = WIDT
 
     All strides are those of the paper, so of 32 x 32 pixels one place is left before the dense layer.
     """
-    into = scaled(32, width)
+    into = scaled_channels(32, width)
     layers = [first, *convolution(channels, into, 3, 2)]
     for expansion, wanted, blocks, stride in STAGES:
-        out = scaled(wanted, width)
+        out = scaled_channels(wanted, width)
         for step in itertools.islice(itertools.chain([stride], itertools.repeat(1)), blocks):
             layers.append(InvertedResidual(into, out, expansion, step))
             into = out
-    last = scaled(LAST, max(1.0, width))
+    last = scaled_channels(LAST, max(1.0, width))
     return nn.Sequential(
         *layers, *convolution(into, last, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(last, outputs)
     )

@@ -141,11 +141,11 @@ def hed(pixels: Pixels, strength: npt.ArrayLike, shift: npt.ArrayLike) -> Pixels
     return found
 
 
-def scan(pixels: Pixels, gain: npt.ArrayLike, gamma: float, blur: float) -> Pixels:
+def simulate_scanner(pixels: Pixels, gain: npt.ArrayLike, gamma: float, blur: float) -> Pixels:
     """The image as seen by a scanner with this colour balance, light curve and blur (pixels).
 
     >>> cells = np.full((8, 8, 3), (150, 60, 140), np.uint8)
-    >>> scan(cells, gain=[1.0, 1.0, 0.8], gamma=1.0, blur=0.0)[0, 0]  # a scanner that sees less blue
+    >>> simulate_scanner(cells, gain=[1.0, 1.0, 0.8], gamma=1.0, blur=0.0)[0, 0]  # a scanner that sees less blue
     array([150,  60, 112], dtype=uint8)
     """
     soft = Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(blur)) if blur > 0 else pixels
@@ -165,4 +165,4 @@ def jitter(pixels: Pixels, name: str) -> Pixels:
     draw = rng(0, 0, "stain", name)
     found = hed(pixels, draw.uniform(1 - STRENGTH, 1 + STRENGTH, 3), draw.uniform(-SHIFT, SHIFT, 3))
     gamma = float(np.exp(draw.uniform(-GAMMA, GAMMA)))
-    return scan(found, draw.uniform(1 - GAIN, 1 + GAIN, 3), gamma, float(draw.uniform(0, BLUR)))
+    return simulate_scanner(found, draw.uniform(1 - GAIN, 1 + GAIN, 3), gamma, float(draw.uniform(0, BLUR)))

@@ -15,8 +15,8 @@ from mutirao.cli import main
 from mutirao.errors import ConfigError
 from mutirao.systems.cytology.slides.readers import OpenSlideSource, SlideError, TiffSource, open_slide
 from mutirao.systems.cytology.slides.synthetic_slides import LABORATORIES, Cells, Pyramid, Smear, TileRenderer
-from mutirao.systems.cytology.slides.tile_ranking import Choice, measures
-from mutirao.systems.cytology.slides.tiling import Cut, Tile, choose, grid, read_table, tile_slide
+from mutirao.systems.cytology.slides.tile_ranking import Choice, tile_measures
+from mutirao.systems.cytology.slides.tiling import Cut, Tile, choose, grid, read_tile_table, tile_slide
 from mutirao.systems.cytology.slides.tissue_mask import mask_slide, otsu
 
 
@@ -43,7 +43,7 @@ def test_a_level_must_be_whole(tmp_path: Path) -> None:
 def test_every_cell_is_kept_and_empty_glass_is_dropped(smear: tuple[Path, Cells], tmp_path: Path) -> None:
     path, cells = smear
     facts = tile_slide(path, tmp_path / "out", Cut(size=256), Choice())
-    tiles = read_table(tmp_path / "out" / "tiles.csv")
+    tiles = read_tile_table(tmp_path / "out" / "tiles.csv")
     assert facts["tiles"] == len(tiles) == 12 * 9
     kept = np.zeros(len(cells), bool)
     empty = []
@@ -104,10 +104,10 @@ def test_measures_against_numpy() -> None:
     variance = np.mean([grey[i : i + 8, j : j + 8].var() for i in range(0, 64, 8) for j in range(0, 48, 8)])
     from scipy.stats import entropy
 
-    found = measures(tile)
+    found = tile_measures(tile)
     assert found[0] == pytest.approx(variance, rel=1e-4)
     assert found[1] == pytest.approx(entropy(np.unique(grey, return_counts=True)[1], base=2))
-    assert measures(np.full((64, 64, 3), 200, np.uint8)) == (0.0, 0.0)
+    assert tile_measures(np.full((64, 64, 3), 200, np.uint8)) == (0.0, 0.0)
 
 
 def test_choices_by_threshold_share_and_count() -> None:

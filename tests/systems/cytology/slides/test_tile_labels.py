@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from mutirao.cli import main
-from mutirao.datasets.tile_folders import Scale, read_scale
+from mutirao.datasets.tile_folders import TileScale, read_tile_scale
 from mutirao.errors import ConfigError
 from mutirao.systems.cytology.slides import tile_labels as module
 from mutirao.systems.cytology.slides.synthetic_slides import Cells
@@ -158,7 +158,7 @@ def test_from_a_cut_slide_over_two_readers_to_a_training_set(smear: tuple[Path, 
     assert run("tile", str(smear[0]), "--out", str(tiles), "--size", "256").exit_code == 0
     found = tiles_in(tiles)
     names = [t.name for t in found.tiles]
-    assert found.scale == Scale(256, 0.5)
+    assert found.scale == TileScale(256, 0.5)
     assert "no reader has labelled" in run("gather", str(tiles), "--out", str(tmp_path / "no")).output
     label_classes(tiles, CLASSES)
     for reader, odd in (("ana", 0), ("rui", 3)):
@@ -172,9 +172,7 @@ def test_from_a_cut_slide_over_two_readers_to_a_training_set(smear: tuple[Path, 
     assert (tiles / "agreement.html").read_text().count("<li><img") == 3
     assert "they differ on 3; look at" in run("agreement", str(tiles)).output
     assert "only ana" in run("agreement", str(tiles), "--reader", "ana").output
-    assert (
-        "has no labels of 'eva'; there are those of ana, rui" in run("agreement", str(tiles), "--reader", "eva").output
-    )
+    assert "has no labels of 'eva'; it has those of ana, rui" in run("agreement", str(tiles), "--reader", "eva").output
     made = run("gather", str(tiles), "--out", str(tmp_path / "set"), "--laboratory", "lab_2", "--json")
     assert made.exit_code == 0, made.output
     assert json.loads(made.stdout)["left_out"] == {"disputed": 3, "unlabelled": 2}
@@ -184,7 +182,7 @@ def test_from_a_cut_slide_over_two_readers_to_a_training_set(smear: tuple[Path, 
     assert (first["slide"], first["laboratory"], first["reader"]) == ("smear", "lab_2", "ana rui")
     assert (first["x"], first["y"], first["size"], first["mpp"]) == (str(tile.x), str(tile.y), "256", "0.5")
     assert (tmp_path / "set" / first["file"]).read_bytes() == tile.path.read_bytes()
-    assert read_scale(tmp_path / "set") == Scale(256, 0.5)
+    assert read_tile_scale(tmp_path / "set") == TileScale(256, 0.5)
 
 
 def test_class_folders_are_shown_in_an_order_that_does_not_tell_the_class(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import tifffile
 
 from mutirao.systems.cytology.slides.readers import SlideError, ome_mpp, open_slide
 from mutirao.systems.cytology.slides.tile_ranking import Choice
-from mutirao.systems.cytology.slides.tiling import Cut, read_table, tile_slide
+from mutirao.systems.cytology.slides.tiling import Cut, read_tile_table, tile_slide
 from mutirao.systems.cytology.slides.tissue_mask import mask_slide, stain, threshold, unscanned
 
 Pixels = npt.NDArray[np.uint8]
@@ -45,7 +45,7 @@ def test_tiles_of_glass_are_dropped_though_most_of_the_slide_was_never_scanned(t
     pixels, tissue = scanned_in_part()
     path = write(tmp_path / "part.tiff", pixels, resolution=(5000, 5000), resolutionunit="CENTIMETER")
     tile_slide(path, tmp_path / "out", Cut(size=100, mpp=2.0), Choice(min_variance=0, min_entropy=0))
-    tiles = read_table(tmp_path / "out" / "tiles.csv")
+    tiles = read_tile_table(tmp_path / "out" / "tiles.csv")
     held = {(t.x, t.y): tissue[t.y : t.y + t.side, t.x : t.x + t.side].mean() for t in tiles}
     kept = {(t.x, t.y) for t in tiles if t.kept}
     assert not [place for place in kept if held[place] == 0]  # it was every tile of glass that was scanned

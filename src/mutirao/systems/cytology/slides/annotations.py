@@ -260,8 +260,8 @@ def read_points(path: Path) -> Found:
         try:
             if not row["class"]:
                 raise ValueError("it has no class")
-            x = number(row, "x")
-            y = number(row, "y")
+            x = parse_number(row, "x")
+            y = parse_number(row, "y")
             w = extent(row, "w", "right", x)
             h = extent(row, "h", "bottom", y)
             if w < 0 or h < 0 or (w > 0) != (h > 0):
@@ -275,13 +275,13 @@ def read_points(path: Path) -> Found:
 def extent(row: Mapping[str, str], size: str, end: str, start: float) -> float:
     """A box's width or height, from its own column or from the column of its end; 0 for a point."""
     if row.get(size):
-        return number(row, size)
+        return parse_number(row, size)
     if row.get(end):
-        return number(row, end) - start
+        return parse_number(row, end) - start
     return 0.0
 
 
-def number(row: Mapping[str, str], name: str) -> float:
+def parse_number(row: Mapping[str, str], name: str) -> float:
     """A cell as a number."""
     try:
         value = float(row[name])

@@ -15,10 +15,10 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from mutirao.datasets.tile_folders import Origin, Scale, is_class_name, write_set
+from mutirao.datasets.tile_folders import Origin, TileScale, is_class_name, write_set
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.systems.cytology.slides.annotations import READERS, Floats, Mark, area, bounds, covered, read_annotations
-from mutirao.systems.cytology.slides.readers import Slide, encode, open_slide
+from mutirao.systems.cytology.slides.readers import Slide, encode_image, open_slide
 from mutirao.systems.cytology.slides.tiling import Cut, side_for
 from mutirao.training.cpu_cores import core_count
 
@@ -270,22 +270,22 @@ def cut_marks(
                         origin = Origin(
                             file, **facts, x=place[0], y=place[1], label=label, source=source, reader=reader
                         )
-                        yield origin, partial(save, content)
+                        yield origin, partial(write_tile, content)
             except MutiraoError as error:
                 tally.problems.append(str(error))
             finally:
                 slide.close()
             watch(f"{path.name}: {len(places):,} tiles from {len(kept[path]):,} marks")
 
-    write_set(out, classes, tiles(), Scale(cut.size, cut.mpp))
+    write_set(out, classes, tiles(), TileScale(cut.size, cut.mpp))
     return tally
 
 
 def picture_at(slide: Slide, side: int, size: int, place: Place) -> bytes:
     """The content of a tile's PNG file."""
-    return encode(Image.fromarray(slide.region(*place, side, size)), "PNG", compress_level=1)
+    return encode_image(Image.fromarray(slide.region(*place, side, size)), "PNG", compress_level=1)
 
 
-def save(content: bytes, path: Path) -> None:
+def write_tile(content: bytes, path: Path) -> None:
     """Write a file, without a temporary one: the folder is moved into place when it is complete."""
     path.write_bytes(content)

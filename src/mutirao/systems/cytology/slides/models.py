@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from mutirao.config import one_line
 from mutirao.core.arrays import Arrays
-from mutirao.datasets.tile_folders import Scale
+from mutirao.datasets.tile_folders import TileScale
 from mutirao.errors import ConfigError, Damaged
 from mutirao.io import load_arrays, save_arrays, write_whole
 from mutirao.research_notice import NOTICE
 from mutirao.systems.cytology.slides.readers import Pixels
 from mutirao.systems.images.backbones import BACKBONES, SIZE, Backbone, load_backbone
-from mutirao.systems.images.bag_heads import Pool, WholeSlide, make_head
+from mutirao.systems.images.bag_heads import MeanPool, WholeSlide, make_head
 from mutirao.systems.images.choices import FILE, TIMM, Trainable
 from mutirao.systems.images.features import normalize_stain
 from mutirao.systems.images.heads import FullNetwork
@@ -38,7 +38,7 @@ KIND = "mutirao cytology model"
 
 
 @dataclass(frozen=True)
-class Model:
+class ScreeningModel:
     """A network from images to class probabilities, and its metadata."""
 
     network: FullNetwork | WholeSlide
@@ -91,7 +91,7 @@ class Model:
         return found[0].double().numpy(), attention.double().numpy()
 
 
-def assemble(config: Any, classes: Sequence[str], arrays: Arrays, scale: Scale | None = None) -> Model:
+def assemble(config: Any, classes: Sequence[str], arrays: Arrays, scale: TileScale | None = None) -> ScreeningModel:
     """Build the model of a cytology run from its configuration and the trained `arrays`."""
     frozen = load_backbone(config.body, config.weights)
     part = make_head(config.head, frozen, config.trainable, len(classes))
@@ -112,12 +112,12 @@ def assemble(config: Any, classes: Sequence[str], arrays: Arrays, scale: Scale |
         "tile": scale.size if scale else None,
         "mpp": scale.mpp if scale else None,
     }
-    return Model(join_parts(frozen, part, config.trainable), facts)
+    return ScreeningModel(join_parts(frozen, part, config.trainable), facts)
 
 
 def join_parts(frozen: Any, part: nn.Module, trainable: Trainable) -> FullNetwork | WholeSlide:
     """Backbone and trained part as one network, for inference only."""
-    if isinstance(part, Pool):
+    if isinstance(part, MeanPool):
         return WholeSlide(frozen, part).eval().requires_grad_(False)
     return FullNetwork(frozen, part, trainable).eval().requires_grad_(False)
 
@@ -127,7 +127,7 @@ def all_tensors(network: nn.Module) -> dict[str, Tensor]:
     return {**dict(network.named_parameters()), **dict(network.named_buffers())}
 
 
-def save_model(model: Model, path: Path) -> None:
+def save_model(model: ScreeningModel, path: Path) -> None:
     """Write the model as safetensors, .pt or ONNX, by the suffix of the path."""
     if str(model.facts["body"]).startswith(FILE):
         raise ConfigError(
@@ -148,7 +148,7 @@ def save_model(model: Model, path: Path) -> None:
         raise ConfigError(f"{path}: a model's name ends in {', '.join(ENDINGS)}")
 
 
-def load_model(path: Path) -> Model:
+def load_model(path: Path) -> ScreeningModel:
     """Read a model that `save_model` wrote."""
     if path.suffix not in (".safetensors", ".pt"):
         raise ConfigError(f"{path} is neither a run folder nor a model (.safetensors or .pt)")
@@ -164,7 +164,7 @@ def load_model(path: Path) -> Model:
     with torch.no_grad():
         for key, tensor in own.items():
             tensor.copy_(torch.from_numpy(np.array(arrays[key])))
-    return Model(network, facts)
+    return ScreeningModel(network, facts)
 
 
 def load_torch(path: Path) -> tuple[Arrays, dict[str, Any]]:
@@ -193,7 +193,7 @@ def backbone_without_weights(name: str) -> Backbone:
     return build()
 
 
-def onnx_of(model: Model) -> bytes:
+def onnx_of(model: ScreeningModel) -> bytes:
     """The network in ONNX: `pictures` (bytes, N x 3 x side x side) to `probabilities`.
 
     With a head for slides the input is the tiles of one slide, and `attention` is an output, too.

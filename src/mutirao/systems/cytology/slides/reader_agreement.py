@@ -14,7 +14,7 @@ from mutirao.datasets.image_files import UnreadableError, picture
 from mutirao.errors import ConfigError
 from mutirao.metrics import confusion
 from mutirao.research_notice import NOTICE
-from mutirao.systems.cytology.slides.readers import encode
+from mutirao.systems.cytology.slides.readers import encode_image
 from mutirao.templates import data_uri, render
 
 Ints = npt.NDArray[np.int64]
@@ -207,7 +207,7 @@ def tile_on_page(found: Agreement, i: int, paths: Mapping[str, Path]) -> dict[st
     try:
         small = picture(read_content(paths[name]))
         small.thumbnail((THUMB, THUMB))
-        address = data_uri(encode(small, quality=85), "image/jpeg")
+        address = data_uri(encode_image(small, quality=85), "image/jpeg")
     except (OSError, UnreadableError):
         address = ""
     return {"name": name, "picture": address, "given": dict(zip(found.readers, chosen, strict=True))}

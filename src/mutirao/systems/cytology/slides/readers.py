@@ -32,7 +32,7 @@ class SlideError(ConfigError):
     """A slide that cannot be used; the message names it."""
 
 
-class Source(Protocol):
+class SlideReader(Protocol):
     """A reader of slides; the sizes of levels are (width, height), the finest first."""
 
     sizes: list[tuple[int, int]]
@@ -163,7 +163,7 @@ class Slide:
 
     path: Path
     mpp: float
-    source: Source
+    source: SlideReader
 
     @property
     def size(self) -> tuple[int, int]:
@@ -249,10 +249,13 @@ def open_slide(path: Path, mpp: float | None = None) -> Slide:
     return Slide(path, known, source)
 
 
-def open_source(path: Path) -> Source:
+def open_source(path: Path) -> SlideReader:
     """Open with OpenSlide, else with tifffile; a plain tiled TIFF the other way round, which is twice as fast."""
     reasons = []
-    readers: list[tuple[str, Callable[[Path], Source]]] = [("openslide", OpenSlideSource), ("tifffile", TiffSource)]
+    readers: list[tuple[str, Callable[[Path], SlideReader]]] = [
+        ("openslide", OpenSlideSource),
+        ("tifffile", TiffSource),
+    ]
     for package, make in readers[::-1] if is_plain_tiff(path) else readers:
         if importlib.util.find_spec(package) is None:
             reasons.append(f"{package} is not installed")
@@ -281,7 +284,7 @@ def is_plain_tiff(path: Path) -> bool:
     return bool(openslide.OpenSlide.detect_format(path) == "generic-tiff")
 
 
-def mpp_table(path: Path) -> dict[str, float]:
+def read_mpp_table(path: Path) -> dict[str, float]:
     """Read a table (CSV) with columns `slide` and `mpp`: pixel sizes of slides that do not contain them."""
     try:
         return {row["slide"]: float(row["mpp"]) for row in read_csv(path)}
@@ -289,14 +292,14 @@ def mpp_table(path: Path) -> dict[str, float]:
         raise ConfigError(f"{path} is not a table with columns 'slide' and 'mpp': {one_line(error)}") from error
 
 
-def encode(picture: Image.Image, form: str = "JPEG", **options: int) -> bytes:
+def encode_image(picture: Image.Image, form: str = "JPEG", **options: int) -> bytes:
     """The content of an image file."""
     out = io.BytesIO()
     picture.save(out, form, **options)
     return out.getvalue()
 
 
-def slides_in(paths: tuple[Path, ...]) -> list[Path]:
+def find_slides(paths: tuple[Path, ...]) -> list[Path]:
     """The given slides, and those in the given folders."""
     found: list[Path] = []
     for path in paths:

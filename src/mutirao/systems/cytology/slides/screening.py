@@ -17,10 +17,18 @@ from PIL import Image, ImageDraw
 from mutirao.errors import ConfigError
 from mutirao.io import write_rows, write_whole
 from mutirao.research_notice import NOTICE, sign_picture
-from mutirao.systems.cytology.slides.models import Model
-from mutirao.systems.cytology.slides.readers import Pixels, encode, open_slide
+from mutirao.systems.cytology.slides.models import ScreeningModel
+from mutirao.systems.cytology.slides.readers import Pixels, encode_image, open_slide
 from mutirao.systems.cytology.slides.tile_ranking import Choice
-from mutirao.systems.cytology.slides.tiling import Cut, Tile, choose, grid, measure, preview_overview, shrink_picture
+from mutirao.systems.cytology.slides.tiling import (
+    Cut,
+    Tile,
+    choose,
+    grid,
+    measure_tiles,
+    preview_overview,
+    shrink_picture,
+)
 from mutirao.systems.cytology.slides.tissue_mask import mask_slide
 from mutirao.systems.images.choices import BAG_HEADS
 from mutirao.templates import data_uri, render
@@ -60,7 +68,7 @@ class Screened:
     ranked_by: str = "suspicious"
 
 
-def cut_for(model: Model, size: int | None, mpp: float | None, anyway: bool = False) -> Cut:
+def cut_for(model: ScreeningModel, size: int | None, mpp: float | None, anyway: bool = False) -> Cut:
     """Tiles of the scale that the model was trained on; if it is not stored, `size` and `mpp` are needed.
 
     On tiles of another scale a model gives wrong scores without an error: that needs `anyway`.
@@ -81,9 +89,9 @@ def cut_for(model: Model, size: int | None, mpp: float | None, anyway: bool = Fa
     return Cut(size=int(size), mpp=float(mpp))
 
 
-def screen(
+def screen_slide(
     path: Path,
-    model: Model,
+    model: ScreeningModel,
     cut: Cut | None = None,
     choice: Choice | None = None,
     mpp: float | None = None,
@@ -102,7 +110,7 @@ def screen(
     slide = open_slide(path, mpp)
     try:
         seen = mask_slide(slide)
-        tiles = choose(list(measure(slide, grid(slide, cut, seen), cut, None)), choice or Choice())
+        tiles = choose(list(measure_tiles(slide, grid(slide, cut, seen), cut, None)), choice or Choice())
         kept = [t for t in tiles if t.kept]
 
         is_slide_head = model.head in BAG_HEADS
@@ -182,7 +190,7 @@ def contact_sheet(found: Screened) -> Image.Image:
     return canvas
 
 
-def write_screening(found: Screened, model: Model, out: Path) -> dict[str, Any]:
+def write_screening(found: Screened, model: ScreeningModel, out: Path) -> dict[str, Any]:
     """Write scores.csv, heat.jpg, sheet.jpg, screening.json and the page index.html; return the facts."""
     rows = [[s.tile.name, s.tile.x, s.tile.y, s.tile.side, f"{s.score:.6f}", s.label] for s in found.tiles]
     names = ["tile", "x", "y", "side", "score", "class"]
@@ -192,7 +200,7 @@ def write_screening(found: Screened, model: Model, out: Path) -> dict[str, Any]:
             row.append(f"{s.attention:.6f}")
     write_whole(out / "scores.csv", write_rows([names, *rows]))
     pictures = {
-        name: encode(sign_picture(picture), quality=85)
+        name: encode_image(sign_picture(picture), quality=85)
         for name, picture in (("heat.jpg", heat_map(found)), ("sheet.jpg", contact_sheet(found)))
     }
     for name, content in pictures.items():

@@ -4,7 +4,7 @@ from typing import Any
 
 from mutirao.datasets.image_layouts import GroupRows, ungrouped
 from mutirao.datasets.locations import find_data
-from mutirao.datasets.tile_folders import Scale, scale_of
+from mutirao.datasets.tile_folders import TileScale, tile_scale_of
 from mutirao.systems.images.choices import BAG_HEADS, ELSEWHERE
 from mutirao.systems.images.image_sources import Sources, find_image_sources, read_own, read_prepared
 
@@ -26,10 +26,10 @@ def find_sources(config: Any, classes: tuple[str, ...] = ()) -> Sources:
         rows_of = gather_slides
     root = find_data(config.data)
     if config.data == "synthetic":
-        from mutirao.systems.cytology.slides.synthetic_slides import laboratories
+        from mutirao.systems.cytology.slides.synthetic_slides import make_laboratories
 
         slides = config.slides or (PLANTED_SLIDES if bags else SLIDES)
-        root = laboratories(config.clients, slides, config.side, config.seed, planted=bags)
+        root = make_laboratories(config.clients, slides, config.side, config.seed, planted=bags)
         found = read_prepared(root, config.clients, config.slide)
     elif config.sites:
         found = read_own(root, config.clients, config.slide, classes)
@@ -38,8 +38,8 @@ def find_sources(config: Any, classes: tuple[str, ...] = ()) -> Sources:
     return as_slides(found) if bags else found
 
 
-def scale_in(config: Any) -> Scale | None:
+def scale_in(config: Any) -> TileScale | None:
     """The scale of the images in `data`, if it is known; it is stored with the model for screening."""
     if config.data == "synthetic":
-        return Scale(512, 0.5)  # as `tile_slide` cuts them there
-    return None if config.data == ELSEWHERE else scale_of(find_data(config.data))
+        return TileScale(512, 0.5)  # as `tile_slide` cuts them there
+    return None if config.data == ELSEWHERE else tile_scale_of(find_data(config.data))

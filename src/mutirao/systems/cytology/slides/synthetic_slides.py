@@ -25,9 +25,9 @@ from mutirao.config import one_line
 from mutirao.datasets.image_layouts import GLOBAL_TEST
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
-from mutirao.systems.cytology.slides.readers import Pixels, check_readers, encode
+from mutirao.systems.cytology.slides.readers import Pixels, check_readers, encode_image
 from mutirao.systems.cytology.slides.tile_ranking import Choice
-from mutirao.systems.cytology.slides.tiling import Cut, Tile, read_table, tile_slide
+from mutirao.systems.cytology.slides.tiling import Cut, Tile, read_tile_table, tile_slide
 from mutirao.systems.images.features import cache_folder
 from mutirao.training.cpu_cores import core_count
 
@@ -298,7 +298,7 @@ def write_slide(path: Path, smear: Smear, laboratory: Laboratory, seed: int = 0,
             picture = Image.fromarray(renderer.tile(column, row))
             here = slice(row * side, (row + 1) * side), slice(column * side, (column + 1) * side)
             below[here] = np.asarray(picture.reduce(FACTOR))
-            return encode(picture, quality=quality, subsampling=2)
+            return encode_image(picture, quality=quality, subsampling=2)
 
         with Pyramid(part) as pyramid:
             places = [(row, column) for row in range(rows) for column in range(columns)]
@@ -324,7 +324,7 @@ def jpeg_tiles(level: Pixels, quality: int) -> Iterator[bytes]:
         for left in range(0, width, TILE):
             block = np.asarray(level[top : top + TILE, left : left + TILE])
             pads = ((0, TILE - block.shape[0]), (0, TILE - block.shape[1]), (0, 0))
-            yield encode(Image.fromarray(np.pad(block, pads, mode="edge")), quality=quality, subsampling=2)
+            yield encode_image(Image.fromarray(np.pad(block, pads, mode="edge")), quality=quality, subsampling=2)
 
 
 def write_truth(cells: Cells, path: Path) -> None:
@@ -345,7 +345,7 @@ CLASSES = ("abnormal", "normal")
 VERSION = 1  # increase it when slides are rendered or cut in another way
 
 
-def laboratories(clients: int, slides: int, side: int, seed: int, planted: bool = False) -> Path:
+def make_laboratories(clients: int, slides: int, side: int, seed: int, planted: bool = False) -> Path:
     """Make folders `client_1/ ..` and `global_test/` of tiles: one laboratory a client, its last slide for the test.
 
     With `planted` every second slide is abnormal by one or two cells, tiles are in CLASS/SLIDE/, and the last quarter
@@ -379,8 +379,8 @@ def laboratories(clients: int, slides: int, side: int, seed: int, planted: bool 
                 label = CLASSES[0] if cells.abnormal.any() else CLASSES[1]
                 (part / "work" / name / "tiles").rename(home / label / name)
                 continue
-            for tile in read_table(part / "work" / name / "tiles.csv"):
-                if tile.kept and (label := label_of(tile, cells)):
+            for tile in read_tile_table(part / "work" / name / "tiles.csv"):
+                if tile.kept and (label := tile_label(tile, cells)):
                     (part / "work" / name / "tiles" / tile.name).rename(home / label / f"{name}-{tile.name}")
     shutil.rmtree(part / "work")
     try:
@@ -392,7 +392,7 @@ def laboratories(clients: int, slides: int, side: int, seed: int, planted: bool 
     return out
 
 
-def label_of(tile: Tile, cells: Cells) -> str:
+def tile_label(tile: Tile, cells: Cells) -> str:
     """`abnormal` if the tile contains the nucleus of an abnormal cell; "" if it contains no nucleus."""
     inside = (cells.x >= tile.x) & (cells.x < tile.x + tile.side) & (cells.y >= tile.y) & (cells.y < tile.y + tile.side)
     if not inside.any():

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from mutirao.config import one_line
 from mutirao.datasets.class_folders import ENDINGS
-from mutirao.datasets.tile_folders import ORIGINS, Scale, is_class_name, read_scale, table_of
+from mutirao.datasets.tile_folders import ORIGINS, TileScale, csv_text, is_class_name, read_tile_scale
 from mutirao.errors import ConfigError
 from mutirao.io import append_whole, decode_text, lock, read_csv, read_rows, read_text, sync, write_whole
-from mutirao.systems.cytology.slides.tiling import read_table as read_tiles
+from mutirao.systems.cytology.slides.tiling import read_tile_table as read_tiles
 
 log = logging.getLogger("mutirao")
 
@@ -50,7 +50,7 @@ class Tiles:
 
     folder: Path
     tiles: tuple[LabelTile, ...]
-    scale: Scale | None
+    scale: TileScale | None
 
     @property
     def by_name(self) -> dict[str, LabelTile]:
@@ -68,7 +68,7 @@ def tiles_in(folder: Path) -> Tiles:
         raise ConfigError(f"{folder} holds no tiles; expected what mutirao slides tile or cut writes, or pictures")
     if len(found) > MOST_TILES:
         raise ConfigError(f"{folder} holds {len(found):,} tiles, more than {MOST_TILES:,}; label them in parts")
-    scales = {scale_at(place) for place in cut} if cut else {read_scale(folder)}
+    scales = {scale_at(place) for place in cut} if cut else {read_tile_scale(folder)}
     if len(scales) > 1:
         raise ConfigError(f"{folder} holds tiles of different scales; cut all slides at one scale")
     return Tiles(folder, tuple(found), scales.pop())
@@ -100,11 +100,11 @@ def pictures_below(folder: Path) -> Iterator[LabelTile]:
         yield LabelTile(name, path, *(row.get(k, "") for k in ("slide", "laboratory", "x", "y")))
 
 
-def scale_at(place: Path) -> Scale | None:
+def scale_at(place: Path) -> TileScale | None:
     """The scale of a slide's tiles; None without its `slide.json`."""
     try:
         facts = json.loads(read_text(place / "slide.json"))
-        return Scale(int(facts["size"]), float(facts["mpp"]))
+        return TileScale(int(facts["size"]), float(facts["mpp"]))
     except (ConfigError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -133,7 +133,7 @@ def whole_lines(path: Path) -> bytes:
     return content[: content.rfind(b"\n") + 1]
 
 
-def lines_of(path: Path) -> list[tuple[str, str]]:
+def read_label_lines(path: Path) -> list[tuple[str, str]]:
     """Tile and class of each line of a reader's file, in their order."""
     content = whole_lines(path)
     if not content:
@@ -192,7 +192,7 @@ class Labels:
         self.classes = tuple(classes)
         self.known = frozenset(tiles)
         self.guard = threading.Lock()
-        lines = lines_of(path) if path.exists() else []
+        lines = read_label_lines(path) if path.exists() else []
         unknown = sorted({label for _, label in lines if label and label not in self.classes})
         if unknown:
             raise ConfigError(f"{path} has the class {unknown[0]!r}, which is none of {', '.join(classes)}")
@@ -209,7 +209,7 @@ class Labels:
             if label and label not in self.classes:
                 raise ConfigError(f"there is no class {label[:60]!r}")
         time = datetime.now(UTC).isoformat(timespec="seconds")
-        content = table_of([[tile, label, time] for tile, label in changes]).encode()
+        content = csv_text([[tile, label, time] for tile, label in changes]).encode()
         with self.guard:
             before = self.path.stat().st_size
             try:
@@ -250,7 +250,7 @@ def open_labels(folder: Path, reader: str, tiles: Tiles, classes: Sequence[str])
             log.warning("%s ended in the middle of a line, which was never acknowledged and is dropped", path)
             os.truncate(path, whole)
         if not whole:
-            append_whole(path, table_of([HEADER]).encode())
+            append_whole(path, csv_text([HEADER]).encode())
         sync(path)
         if new:
             sync(folder)  # else the new file may be lost in a power failure
@@ -269,7 +269,7 @@ def read_labels(folder: Path, readers: Sequence[str] = ()) -> dict[str, dict[str
             )
     if not names:
         raise ConfigError(f"no reader has labelled {folder}; begin with mutirao slides label")
-    return {name: last_of(lines_of(file_of(folder, name))) for name in names}
+    return {name: last_of(read_label_lines(file_of(folder, name))) for name in names}
 
 
 # ---- from labels to classes ------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ Floats = npt.NDArray[np.float64]
 WINDOW = 8
 
 
-def measures(tile: Pixels) -> tuple[float, float]:
+def tile_measures(tile: Pixels) -> tuple[float, float]:
     """Local variance (the mean over windows of 8 x 8 of their grey levels' variance) and entropy (bits a pixel).
 
     Blurred tiles have little local variance, bare ones little entropy: -sum p log2 p of the 256 grey levels.

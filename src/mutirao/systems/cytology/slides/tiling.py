@@ -19,8 +19,8 @@ from mutirao.errors import ConfigError, MutiraoError
 from mutirao.io import read_csv as rows_in
 from mutirao.io import write_whole
 from mutirao.research_notice import sign_picture
-from mutirao.systems.cytology.slides.readers import Pixels, Slide, SlideError, encode, open_slide
-from mutirao.systems.cytology.slides.tile_ranking import Choice, measures
+from mutirao.systems.cytology.slides.readers import Pixels, Slide, SlideError, encode_image, open_slide
+from mutirao.systems.cytology.slides.tile_ranking import Choice, tile_measures
 from mutirao.systems.cytology.slides.tissue_mask import Masked, mask_slide
 from mutirao.training.cpu_cores import core_count
 
@@ -105,20 +105,22 @@ def grid(slide: Slide, cut: Cut, seen: Masked) -> list[Tile]:
     return tiles
 
 
-def measure(slide: Slide, tiles: Sequence[Tile], cut: Cut, folder: Path | None, workers: int = 0) -> Iterator[Tile]:
+def measure_tiles(
+    slide: Slide, tiles: Sequence[Tile], cut: Cut, folder: Path | None, workers: int = 0
+) -> Iterator[Tile]:
     """The tiles in their order; all but glass are read, measured and, with a folder, written."""
 
     def work(tile: Tile) -> Tile:
         if tile.why:
             return tile
         pixels = slide.region(tile.x, tile.y, tile.side, cut.size)
-        variance, entropy = measures(pixels)
+        variance, entropy = tile_measures(pixels)
         if folder is not None:
             image = Image.fromarray(pixels)
             if cut.image == "png":
-                content = encode(image, "PNG", compress_level=1)
+                content = encode_image(image, "PNG", compress_level=1)
             else:
-                content = encode(image, "JPEG", quality=cut.quality)
+                content = encode_image(image, "JPEG", quality=cut.quality)
             (folder / tile.name).write_bytes(content)  # not atomically: the folder counts only when complete
         return replace(tile, variance=round(variance, 3), entropy=round(entropy, 4))
 
@@ -136,7 +138,7 @@ def choose(tiles: Sequence[Tile], choice: Choice) -> list[Tile]:
     return out
 
 
-def write_table(tiles: Sequence[Tile], path: Path) -> None:
+def write_tile_table(tiles: Sequence[Tile], path: Path) -> None:
     """Write `tiles.csv`."""
     out = io.StringIO()
     writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
@@ -145,7 +147,7 @@ def write_table(tiles: Sequence[Tile], path: Path) -> None:
     write_whole(path, out.getvalue())
 
 
-def read_table(path: Path) -> list[Tile]:
+def read_tile_table(path: Path) -> list[Tile]:
     """The tiles of a table written by `write_table`."""
     if not path.exists():
         raise ConfigError(f"{path} is missing; run mutirao slides tile first")
@@ -162,7 +164,7 @@ def tile_of(row: dict[str, str]) -> Tile:
     return Tile(row["tile"], **place, cover=float(row["cover"]), **values, why=row["why"])  # type: ignore[arg-type]
 
 
-def preview(picture: Pixels, scale: float, tiles: Sequence[Tile], path: Path) -> None:
+def draw_preview(picture: Pixels, scale: float, tiles: Sequence[Tile], path: Path) -> None:
     """Draw the kept tiles in green on an overview of the slide, and those dropped by rank or measure in orange."""
     canvas, by = shrink_picture(picture, scale)
     pen = ImageDraw.Draw(canvas)
@@ -171,7 +173,7 @@ def preview(picture: Pixels, scale: float, tiles: Sequence[Tile], path: Path) ->
     for colour, group in (("#d9822b", dropped), ("#1b7f3b", kept)):
         for t in group:
             pen.rectangle((t.x / by, t.y / by, (t.x + t.side) / by - 1, (t.y + t.side) / by - 1), outline=colour)
-    write_whole(path, encode(sign_picture(canvas), quality=88, subsampling=0))
+    write_whole(path, encode_image(sign_picture(canvas), quality=88, subsampling=0))
 
 
 def shrink_picture(picture: Pixels, scale: float) -> tuple[Image.Image, float]:
@@ -211,9 +213,9 @@ def tile_slide(
         for old in (out / "tiles").iterdir():
             old.unlink()
         seen = mask_slide(slide)
-        tiles = choose(list(measure(slide, grid(slide, cut, seen), cut, out / "tiles", workers)), choice)
-        write_table(tiles, out / "tiles.csv")
-        preview(*preview_overview(slide), tiles, out / "preview.jpg")
+        tiles = choose(list(measure_tiles(slide, grid(slide, cut, seen), cut, out / "tiles", workers)), choice)
+        write_tile_table(tiles, out / "tiles.csv")
+        draw_preview(*preview_overview(slide), tiles, out / "preview.jpg")
         facts = {
             **identity(path, cut, mpp),
             "slide_mpp": slide.mpp,
