@@ -227,7 +227,7 @@ def test_policy_and_data(node: Node, tmp_path: Path) -> None:
 
 
 def test_a_server_that_cannot_be_reached(node: Node) -> None:
-    assert "nobody listens" in of(node, "server").text
+    assert "no server listens" in of(node, "server").text
     change(node.folder / "site.toml", "localhost:", "nowhere.invalid:")
     assert "not known to the name service" in of(node, "server").text
 

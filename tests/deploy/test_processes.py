@@ -35,7 +35,7 @@ from mutirao.deploy.server.access_control import AccessControl
 from mutirao.deploy.server.admission import admit, is_admitted, is_entitled, node_id_of
 from mutirao.deploy.server.control_calls import server_info
 from mutirao.deploy.server.flwr_command import send_secret
-from mutirao.errors import ConfigError
+from mutirao.errors import ConfigError, MutiraoError
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ def test_a_secret_that_changed_under_a_running_server_is_said(server: Server, re
     server.secret.write_text("0" * 64)
     try:
         code, text = mutirao("site", "admit", server.folder, kept)
-        assert (code, "was started with another secret" in text, "Traceback" in text) == (1, True, False)
+        assert (code, "was started with a secret other than" in text, "Traceback" in text) == (1, True, False)
         server.secret.unlink()
         code, text = mutirao("site", "admit", server.folder, kept)
         assert (code, "'mutirao site up' makes it" in text, "Traceback" in text) == (2, True, False)
@@ -309,7 +309,7 @@ def test_a_site_whose_server_is_gone_is_not_connected(tmp_path: Path) -> None:
     try:
         assert wait_until(lambda: is_connected(process), 20)
         code, text = mutirao("site", "status", node.folder)
-        assert (code, f"is not connected: nobody listens at localhost:{made.port}" in text) == (1, True)
+        assert (code, f"is not connected: no server listens at localhost:{made.port}" in text) == (1, True)
         with process.log.open("a") as log:  # what Flower says then, and when it has the server back
             log.write("WARNING : Connection attempt failed, retrying in 1.00 seconds\n")
             log.flush()
@@ -369,3 +369,22 @@ def test_signals_go_to_the_process_that_was_meant(recife: Node) -> None:
     assert not someone.alive()
     process.kill()
     assert not process.alive()
+
+
+def test_commands_of_an_earlier_version_are_named_and_up_rewrites_them(tmp_path: Path) -> None:
+    server = create_server(tmp_path / "server", ["localhost"])
+    node = create_site(tmp_path / "site", "recife", "localhost:9092", server.ca)
+    for place, name, old in (
+        (server, "flwr", "-m mutirao.deploy.insider"),
+        (node, "flwr-clientapp", "/old/mutirao/deploy/caller.py"),
+    ):
+        command = place.folder / "bin" / name
+        command.parent.mkdir(exist_ok=True)
+        command.write_text(f'#!/bin/sh\nexec python {old} "$@"\n')
+        assert not processes.has_current_commands(place)
+    with pytest.raises(MutiraoError, match=r"bin is of another version of mutirao; start it again: mutirao site down"):
+        processes.run_flwr(server, "list")
+    processes.write_commands(server)  # as `site up` does
+    processes.environment(node)
+    assert processes.has_current_commands(server)
+    assert processes.has_current_commands(node)

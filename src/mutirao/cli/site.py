@@ -237,7 +237,8 @@ def status(folder: Path, as_json: bool) -> None:
     from mutirao.deploy.layout import Server, load_place
     from mutirao.deploy.processes import running
 
-    place, process = load_place(folder), running(folder)
+    place = load_place(folder)
+    process = running(folder)
     why = why_not_working(place, process) if process is not None else "it does not run"
     works = not why
     facts = {"role": place.role, "name": place.name, "runs": process is not None, "works": works, "why": why}
@@ -315,7 +316,8 @@ def doctor(folder: Path, as_json: bool) -> None:
     from mutirao.deploy.doctor import examine, is_healthy
 
     findings = examine(folder)
-    width, lines = max(len(f.check) for f in findings), []
+    width = max(len(f.check) for f in findings)
+    lines = []
     for f in findings:
         lines.append(f"{click.style(f'{f.state:<4}', fg=COLOURS[f.state])}  {f.check:<{width}}  {f.text}")
         lines += [f"{'':<6}{'':<{width}}  -> {f.remedy}"] if f.remedy else []
@@ -344,7 +346,8 @@ def run_command(
 
     since = time.time()
     load_server(folder)
-    place, sets = run_folder(folder, recipe, out), absolute_paths(sets)
+    place = run_folder(folder, recipe, out)
+    sets = absolute_paths(sets)
     check_run(recipe, sets, place, resume)
     if keep:
         from mutirao.deploy.server.supervisor import supervise

@@ -1,4 +1,4 @@
-"""What a site or a server needs to work, looked at one by one, with a remedy for whatever is wrong.
+"""Check one by one what a site or a server needs, with a remedy for each problem.
 
 Each check is a small function that returns findings; none of them changes anything.
 """
@@ -23,7 +23,7 @@ from mutirao.core.versions import versions
 from mutirao.deploy import flower_patches, keys
 from mutirao.deploy.layout import FILE, Node, Server, load_place, split_address
 from mutirao.deploy.policy.rules import Policy, load_policy
-from mutirao.deploy.processes import port_problem, running
+from mutirao.deploy.processes import has_current_commands, port_problem, running
 from mutirao.deploy.server.admission import is_admitted
 from mutirao.deploy.server.control_calls import server_info
 from mutirao.deploy.site.pause import paused_since
@@ -44,7 +44,7 @@ class Finding:
 
 
 def check_result(check: str, trouble: str, remedy: str, good: str) -> Finding:
-    """A finding of trouble, or of none."""
+    """A failed check if there is a problem, else a passed one."""
     return Finding(check, "fail", trouble, remedy) if trouble else Finding(check, "ok", good)
 
 
@@ -55,7 +55,9 @@ def check_amount(check: str, left: float, least: float, little: float, text: str
 
 
 SOON = 30  # days before the end of a certificate at which to renew it
-AHEAD, BEHIND = 5.0, 300.0  # seconds a site's clock may be ahead of the server's, and behind: Flower takes no more
+# seconds a site's clock may be ahead of the server's, and behind: Flower takes no more
+AHEAD = 5.0
+BEHIND = 300.0
 
 
 def examine(folder: Path) -> list[Finding]:
@@ -77,7 +79,7 @@ def is_healthy(findings: list[Finding]) -> bool:
 
 
 def check_packages() -> Iterator[Finding]:
-    """Python, mutirao, Flower in the range mutirao asks for, and torch."""
+    """Python, mutirao, torch, and Flower in the range that mutirao requires."""
     new = sys.version_info >= (3, 11)
     version = sys.version.split()[0]
     yield check_result("python", "" if new else version, "install Python 3.11 or newer", version)
@@ -166,8 +168,10 @@ def check_authority(place: Server | Node) -> Iterator[Finding]:
 
 def check_dates(check: str, path: Path, remedy: str, now: datetime.datetime | None = None) -> Finding:
     """Whether a certificate is in its time, and for how long."""
-    certificate, moment = keys.read_certificate(path), now or datetime.datetime.now(datetime.UTC)
-    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    certificate = keys.read_certificate(path)
+    moment = now or datetime.datetime.now(datetime.UTC)
+    begin = certificate.not_valid_before_utc
+    end = certificate.not_valid_after_utc
     left = (end - moment).days
     if moment < begin:
         return Finding(check, "fail", f"{path.name} begins only {begin:%Y-%m-%d %H:%M} UTC", "set the clock right")
@@ -182,14 +186,15 @@ def server_checks(server: Server) -> Iterator[Finding]:
     """Certificate, names, port, and the sites that were admitted."""
     renew = f"mutirao site renew {server.folder}, then down and up"
     try:
-        certificate, ca = keys.read_certificate(server.certificate), keys.read_certificate(server.ca)
+        certificate = keys.read_certificate(server.certificate)
+        ca = keys.read_certificate(server.ca)
         yield check_dates("certificate", server.certificate, renew)
         yield check_signature(server, certificate, ca, renew)
         missing = ", ".join(sorted(set(server.hosts) - set(keys.hosts_of(certificate))))
         named = ", ".join(h for h in keys.hosts_of(certificate) if h not in keys.LOOPBACK)
         if named or missing:
             trouble = missing and f"the certificate is not for {missing}"
-            yield check_result("names", trouble, renew, f"sites reach it as {named}")
+            yield check_result("names", trouble, renew, f"its address for sites is {named}")
         else:
             remedy = f"mutirao site renew {server.folder} --host NAME-OR-ADDRESS"
             yield Finding("names", "warn", "the certificate is for this machine alone: no site can connect", remedy)
@@ -309,7 +314,7 @@ def server_seen(node: Node) -> Iterator[Finding]:
     stranger = "" if facts.get("admitted") else "the server does not know this site's key"
     taken = f"mutirao site admit FOLDER {node.name}.pub"
     remedy = f"send {node.public_key} to the server, where it is taken with: {taken}"
-    yield check_result("admitted", stranger, remedy, "the server knows this site's key")
+    yield check_result("admitted", stranger, remedy, "the server has this site's key")
 
 
 OTHER_HOST = "the server's certificate is not for {host}"
@@ -337,9 +342,10 @@ def unreachable(error: Exception, node: Node) -> Finding:
         text = f"{node.superlink} does not speak TLS ({reason.reason or reason})"
         remedy = "check the port; the server must be one started with: mutirao site up"
     elif isinstance(reason, socket.gaierror):
-        text, remedy = f"{host} is not known to the name service", "check the name, or use the server's IP address"
+        text = f"{host} is not known to the name service"
+        remedy = "check the name, or use the server's IP address"
     elif isinstance(reason, ConnectionRefusedError):
-        text = f"nobody listens at {node.superlink}"
+        text = f"no server listens at {node.superlink}"
         remedy = f"on the server: mutirao site status FOLDER; is {port} its port?"
     return Finding("server", "fail", text, remedy)
 
@@ -370,13 +376,17 @@ def check_process(place: Server | Node) -> Finding:
     """Whether it runs."""
     if (found := running(place.folder)) is None:
         return Finding("process", "skip", f"the {place.process} does not run", f"mutirao site up {place.folder}")
+    if not has_current_commands(place):
+        text = f"the {place.process} was started by another version of mutirao"
+        return Finding("process", "fail", text, f"mutirao site down {place.folder}, then up")
     return Finding("process", "ok", f"the {place.process} runs (process {found.pid})")
 
 
 def check_disk(folder: Path, free: Callable[[Path], int] | None = None) -> Finding:
     """Room for models, logs and trails."""
     left = free(folder) if free else shutil.disk_usage(folder).free
-    text, remedy = f"{left / GIGABYTE:.1f} GB free", f"make room on the disk of {folder}"
+    text = f"{left / GIGABYTE:.1f} GB free"
+    remedy = f"make room on the disk of {folder}"
     return check_amount("disk", left, GIGABYTE, 5 * GIGABYTE, text, remedy)
 
 
@@ -384,7 +394,7 @@ def check_memory(available: float | None = None) -> Finding:
     """Room for torch and the data."""
     left = available if available is not None else memory_left()
     if left is None:
-        return Finding("memory", "skip", "cannot be told on this system")
+        return Finding("memory", "skip", "not known on this system")
     remedy = "end other programs, or give the machine more; torch alone takes half a gigabyte"
     return check_amount("memory", left, 0.5 * GIGABYTE, 2 * GIGABYTE, f"{left / GIGABYTE:.1f} GB available", remedy)
 

@@ -1,4 +1,4 @@
-"""What we replace inside Flower: each place, what stands there instead, and the versions it was read and tested in.
+"""The functions of Flower that we replace: where they are, what ours do, and the Flower versions that were checked.
 
 Nothing else of this project writes into Flower. A replacement holds only as long as Flower's own code around it is what
 it was, so that each internal has the digest of its source in every version checked. `python scripts/nightly.py` runs
@@ -53,25 +53,25 @@ LOAD = PatchedFunction(
 )
 SERVE = PatchedFunction(
     "flwr.superlink.main:create_app",
-    "a door stands before the SuperLink; behind it a look at whose message is whose, and questions that can wait",
+    "access control, ownership of messages and long polling",
     "config, superlink_lifespan_class",
     same_digest("ee966b630c8ba8b5"),
 )
 ACTIVATE = PatchedFunction(
     "flwr.supernode.fleet_http_client:FleetHttpClient.ActivateNode",
-    "a SuperNode that is not let in yet tries again",
+    "a SuperNode that is not admitted yet tries again",
     "self, request",
     same_digest("560fe67fc99714e1"),
 )
 RETRY = PatchedFunction(
     "flwr.supernode.fleet_http_connection:make_simple_http_retry_invoker",
-    "a SuperNode tries again when the server's certificate is not in order",
+    "a SuperNode tries again when the server's certificate is invalid",
     "",
     same_digest("49e12326a4b17e26"),
 )
 CALL = PatchedFunction(
     "flwr.supercore.protobuf.client:ProtobufClient.__init__",
-    "the server's own commands send the secret that opens the door",
+    "the server's own commands send its secret",
     "self, base_url, *, interceptors, verify, timeout, retry_invoker",
     same_digest("ea57554c6ab40501"),
 )

@@ -1,7 +1,7 @@
 """Certificates and keys: a certificate authority of the federation's own, a server certificate, a key for each site.
 
 Elliptic curves throughout (P-384): it is what Flower's node authentication wants. Private keys are readable by their
-owner alone, and nothing here replaces a file that is there. So is the secret that opens the server's door.
+owner alone, and nothing here replaces a file that is there. So is the server's secret.
 """
 
 import base64
@@ -27,13 +27,15 @@ try:
 except ImportError as error:  # Flower brings it
     raise ConfigError("keys and certificates need Flower: install mutirao[flower]") from error
 
-CA_DAYS, SERVER_DAYS = 3650, 730
-LOOPBACK = ("localhost", "127.0.0.1", "::1")  # the SuperLink's own processes reach it there
+CA_DAYS = 3650
+SERVER_DAYS = 730
+LOOPBACK = ("localhost", "127.0.0.1", "::1")  # addresses for the SuperLink's own processes
 
 
 def create_authority(certificate: Path, key: Path, name: str, days: int = CA_DAYS) -> None:
     """A new certificate authority; it signs servers and nothing below them (path length 0)."""
-    private, who = new_key(), common_name(f"{name} certificate authority")
+    private = new_key()
+    who = common_name(f"{name} certificate authority")
     made = certificate_builder(who, who, private.public_key(), days, x509.BasicConstraints(ca=True, path_length=0))
     made = made.add_extension(key_usage(key_cert_sign=True, crl_sign=True), critical=True)
     write_private(key, private)
@@ -64,7 +66,8 @@ def server_certificate(
     private: ec.EllipticCurvePrivateKey, ca: Path, ca_key: Path, hosts: Sequence[str], days: int
 ) -> bytes:
     """The PEM text of a certificate for TLS servers, with a subject alternative name for each host."""
-    authority, who = read_certificate(ca), common_name(hosts[0] if hosts else "localhost")
+    authority = read_certificate(ca)
+    who = common_name(hosts[0] if hosts else "localhost")
     named = [alternative_name(host) for host in dict.fromkeys([*hosts, *LOOPBACK])]
     plain = x509.BasicConstraints(ca=False, path_length=None)
     made = (
@@ -100,7 +103,7 @@ def public_key_pem(path: Path) -> bytes:
 
 
 def client_of_key(path: Path) -> str:
-    """The client that the holder of a public key may be in recipes: the key's comment, or the name of the file."""
+    """The client id that belongs to a public key: the key's comment, or the name of the file."""
     return path.read_text(encoding="utf-8").strip().partition(" ")[2].partition(" ")[2].strip() or path.stem
 
 
@@ -129,7 +132,8 @@ def create_secret(path: Path) -> None:
 def read_secret(path: Path) -> str:
     """The secret in a file; ConfigError if it is missing, no secret, or known to other users of the machine."""
     try:
-        mode, text = stat.S_IMODE(path.stat().st_mode), path.read_text(encoding="ascii").strip()
+        mode = stat.S_IMODE(path.stat().st_mode)
+        text = path.read_text(encoding="ascii").strip()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{path} cannot be read: {reason}; 'mutirao site up' makes it") from error

@@ -53,7 +53,7 @@ class Place:
 class Server(Place):
     """The one machine that sites connect to: it runs a SuperLink."""
 
-    hosts: tuple[str, ...] = ()  # the names and addresses in its certificate, by which sites reach it
+    hosts: tuple[str, ...] = ()  # the names and addresses in its certificate
     host: str = "0.0.0.0"  # the address it listens on
     port: int = PORT
 
@@ -61,11 +61,11 @@ class Server(Place):
     process = "superlink"
     certificate = FolderFile("server.crt")  # signed by the authority
     key = FolderFile("server.key")  # the private key of that certificate
-    secret = FolderFile("secret")  # what opens Control and Runtime; `up` makes it
+    secret = FolderFile("secret")  # required for Control and Runtime; `up` creates it
     commands = FolderFile("bin")  # Flower's own commands, with that secret
     ca_key = FolderFile("ca.key")  # the authority's private key: needed only to sign; it may be kept elsewhere
     sites = FolderFile("sites")  # the public keys of the sites that may connect
-    runs = FolderFile("runs")  # where runs are written, unless told otherwise
+    runs = FolderFile("runs")  # where runs are written by default
     trail = FolderFile("audit.jsonl")  # who was admitted and dismissed, and which runs were submitted
 
     def key_of(self, site: str) -> Path:
@@ -90,7 +90,7 @@ class Node(Place):
 
     role = "site"
     process = "supernode"
-    key = FolderFile("node.key")  # the private key by which the server knows this site
+    key = FolderFile("node.key")  # the private key that identifies this site
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -179,7 +179,7 @@ def bracket(host: str) -> str:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on at this moment."""
+    """A port that is free at this moment."""
     with socket.socket() as s:
         s.bind((host, 0))
         return int(s.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Start, watch and end the SuperLink or SuperNode of a folder: by its own record, and never another's process.
+"""Start, monitor and stop the SuperLink or SuperNode of a folder: by its own record, never another process.
 
 A process is known by its number and the moment it was born, written down in the folder when it starts: a number that
 was given to somebody else since is not ours. Whatever it starts in turn carries `MUTIRAO_SITE=<folder>` in its
@@ -36,6 +36,8 @@ from mutirao.deploy.layout import (
 from mutirao.deploy.policy.rules import load_policy
 from mutirao.deploy.server import flwr_command
 from mutirao.deploy.server.control_calls import restart_command, server_info
+from mutirao.deploy.site import launcher
+from mutirao.deploy.site.clientapp import COMMAND as CLIENTAPP
 from mutirao.deploy.site.clientapp import write_clientapp, write_command
 from mutirao.deploy.site.supernode import NOT_ADMITTED
 from mutirao.errors import ConfigError, MutiraoError
@@ -44,9 +46,11 @@ from mutirao.io import write_whole
 RECORD = "process.json"
 KEPT_LOGS = 9
 PYTHON_BIN = Path(sys.executable).parent
-FOUND, LOST = ("SuperNode ID:", "Connection successful after"), "Connection attempt failed"  # as Flower logs it
+# as Flower logs it
+FOUND = ("SuperNode ID:", "Connection successful after")
+LOST = "Connection attempt failed"
 LOCAL = "localhost,127.0.0.1,::1"
-COLOURS = {"FORCE_COLOR", "CLICOLOR_FORCE"}  # Jupyter asks for them, and what Flower says would no longer be JSON
+COLOURS = {"FORCE_COLOR", "CLICOLOR_FORCE"}  # Jupyter sets them, and Flower's output would no longer be JSON
 POLLS = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"  # seconds until the one who starts Flower's apps looks again; else 1
 
 
@@ -89,7 +93,7 @@ class Process:
         return next((line.strip() for line in reversed(self.text().splitlines()) if line.strip()), "nothing")[:300]
 
     def reason(self) -> str:
-        """Why it ended, as far as its log tells: Flower writes an error over several lines."""
+        """Why it ended, from its log; Flower writes an error over several lines."""
         lines = self.text().splitlines()
         at = next((i for i, line in enumerate(lines) if "ERROR" in line or "Error" in line), None)
         return self.last_words() if at is None else " ".join(" ".join(lines[at : at + 4]).split())[:300]
@@ -130,8 +134,8 @@ def start_superlink(folder: Path, env: Mapping[str, str] | None = None, wait: fl
 def start_supernode(folder: Path, env: Mapping[str, str] | None = None) -> Process:
     """Start the site's SuperNode with its key and its policy, running the site's own installed code.
 
-    `is_connected(process)` tells when it is let in; until then it tries again without end, whether the server is away,
-    does not know its key, or still takes a killed one for alive. `env` is added to its environment.
+    `is_connected(process)` is true once it is admitted. Until then it tries again without end: the server may be down,
+    not know its key yet, or still have the connection of a killed process. `env` is added to its environment.
     """
     node = load_node(folder)
     return launch(node, supernode_command(node), environment(node) | dict(env or {}))
@@ -154,11 +158,11 @@ def exec_process(folder: Path) -> None:
 
 
 def copy_output_to(log: Path) -> None:
-    """Let what this process says from now on go to a log as well, from which `status` knows whether it is connected."""
+    """Copy the output of this process to a log as well, from which `status` reads whether it is connected."""
     rotate_logs(log)
     sys.stdout.flush()
     end, begin = os.pipe()
-    # Forked off, so that it is nobody's child: it ends by itself when the last one that speaks has ended.
+    # Detached: `tee` ends by itself when the last process that writes has ended.
     subprocess.run(["setsid", "--fork", "tee", "--ignore-interrupts", str(log)], stdin=end, check=True)
     os.close(end)
     for said in (1, 2):
@@ -170,7 +174,9 @@ def running(folder: Path) -> Process | None:
     """The process of this folder, if it runs."""
     try:
         facts = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        what, pid, born = str(facts["what"]), int(facts["pid"]), str(facts["born"])
+        what = str(facts["what"])
+        pid = int(facts["pid"])
+        born = str(facts["born"])
         process = Process(what, folder.resolve(), pid, born, Path(facts["log"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
@@ -187,8 +193,9 @@ def stop_all(processes: Iterable[Process]) -> None:
 
 
 def stop(folder: Path) -> bool:
-    """End what runs in this folder, and what a killed one left behind; tells whether there was anything."""
-    process, left = running(folder), processes_of(folder)
+    """Stop what runs in this folder, and what a killed process left behind; whether there was anything."""
+    process = running(folder)
+    left = processes_of(folder)
     if process is not None:
         process.stop()
     end_leftovers(folder)
@@ -209,13 +216,14 @@ def why_not_admitted(process: Process) -> str:
 
 def certificate_problem(server: Server) -> str:
     """Why no site would speak to a server with this certificate, and what helps; empty if it is in its time."""
-    ends, now = read_certificate(server.certificate).not_valid_after_utc, datetime.datetime.now(datetime.UTC)
+    ends = read_certificate(server.certificate).not_valid_after_utc
+    now = datetime.datetime.now(datetime.UTC)
     remedy = f"renew it with: mutirao site renew {server.folder}"
     return f"{server.certificate} ended {ends:%Y-%m-%d %H:%M} UTC; {remedy}" if now >= ends else ""
 
 
 def port_problem(server: Server) -> str:
-    """Why nobody can listen on the server's port; empty if that is possible."""
+    """Why the server's port cannot be used; empty if it can."""
     with socket.socket(socket.AF_INET6 if ":" in server.host else socket.AF_INET) as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -235,10 +243,25 @@ def is_answering(server: Server) -> bool:
 
 def run_flwr(server: Server, *words: str, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
     """Flower's own command line, speaking to this server's SuperLink."""
-    command, env = [str(server.commands / "flwr"), *words], environment(server)
-    if not Path(command[0]).exists():  # it runs since before there was a secret
-        raise MutiraoError(f"{command[0]} is not there; {restart_command(server)}")
+    if not has_current_commands(server):
+        raise MutiraoError(f"{server.commands} is of another version of mutirao; {restart_command(server)}")
+    command = [str(server.commands / "flwr"), *words]
+    env = environment(server)
     return subprocess.run(command, env=env, cwd=server.folder, capture_output=True, text=True, timeout=seconds)
+
+
+def has_current_commands(place: Server | Node) -> bool:
+    """Whether `bin` in a folder names modules of this version: `site up` writes it, an upgrade of mutirao does not."""
+    if isinstance(place, Server):
+        command = place.commands / "flwr"
+        target = flwr_command.__name__
+    else:
+        command = place.folder / "bin" / CLIENTAPP
+        target = launcher.__file__
+    try:
+        return target in command.read_text(encoding="utf-8")
+    except OSError:
+        return False
 
 
 def superlink_command(server: Server) -> list[str]:
@@ -254,11 +277,11 @@ def superlink_command(server: Server) -> list[str]:
 
 def supernode_command(node: Node) -> list[str]:
     """The command line of the site's SuperNode."""
-    told = {"name": node.client or node.name, "policy": str(node.policy_file)}
+    node_config = {"name": node.client or node.name, "policy": str(node.policy_file)}
     if data := load_policy(node.policy_file).settings.get("data"):
-        told["data"] = str(data)
+        node_config["data"] = str(data)
     config = node.flower_home / "node.toml"
-    write_whole(config, "\n".join(toml_lines(told)) + "\n")
+    write_whole(config, "\n".join(toml_lines(node_config)) + "\n")
     return [
         *(sys.executable, "-m", "mutirao.deploy.site.supernode"),
         *("--superlink", node.superlink, "--root-certificates", str(node.ca)),
@@ -284,7 +307,7 @@ def environment(place: Server | Node) -> dict[str, str]:
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         POLLS: os.environ.get(POLLS, "0.2" if isinstance(place, Node) else "0.5"),
-        "FORWARDED_ALLOW_IPS": "",  # nobody may say for another where a request came from
+        "FORWARDED_ALLOW_IPS": "",  # no client may forge the address of another
         "NO_PROXY": direct,  # its own processes speak over loopback
         "no_proxy": direct,
         "PATH": os.pathsep.join([*first, os.environ.get("PATH", os.defpath)]),
@@ -315,7 +338,7 @@ def launch(place: Server | Node, command: list[str], env: dict[str, str]) -> Pro
         says: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.STDOUT}
         child = subprocess.Popen(command, env=env, cwd=place.folder, start_new_session=True, **says)
     process = write_process_record(place, child.pid, log)
-    # A dead child that nobody waits for still has its number, and what it started would take it for alive.
+    # Without this, a dead child stays a zombie, and its own children would take it for alive.
     threading.Thread(target=child.wait, name=f"wait-{child.pid}", daemon=True).start()
     return process
 
@@ -367,7 +390,8 @@ def start_id(pid: int) -> str:
 
 def processes_of(folder: Path) -> list[tuple[int, str]]:
     """All processes that carry this folder's mark, with their births; on Linux, where the environment can be read."""
-    mark, found = f"{FOLDER_VARIABLE}={folder.resolve()}".encode(), []
+    mark = f"{FOLDER_VARIABLE}={folder.resolve()}".encode()
+    found = []
     for entry in Path("/proc").iterdir() if sys.platform == "linux" else ():
         if not entry.name.isdecimal() or int(entry.name) == os.getpid():
             continue
@@ -389,7 +413,7 @@ def end_leftovers(folder: Path, seconds: float = 3.0) -> None:
 
 
 def wait_until(happened: Callable[[], bool], seconds: float, pause: float = 0.1) -> bool:
-    """Wait for something at most so long; tells whether it happened."""
+    """Wait until something happens, for at most so long; whether it did."""
     deadline = time.monotonic() + seconds
     while not happened():
         if time.monotonic() > deadline:

@@ -1,7 +1,7 @@
-"""A record of processing (LGPD Art. 37, GDPR Art. 30), written from a run: what it knows, and blanks where it cannot.
+"""Write a record of processing activities (LGPD Art. 37, GDPR Art. 30) from a run, with blanks to fill in.
 
-A run knows what its clients were asked, what left them, what is kept and by what it was protected. It does not know who
-is responsible, why it was lawful, nor where the machines stand: those lines are left for people.
+A run folder shows which requests clients got, what they sent, what is stored and how it was protected. Responsible
+persons, legal bases and locations are not in it: those lines are left blank.
 """
 
 import json
@@ -38,7 +38,7 @@ WITHDRAWN = ("had_part_in", "first_contribution", "rounds_kept", "rounds_redone"
 
 
 def record_facts(folder: Path, trust: Trust = distrust) -> dict[str, Any]:
-    """What a run folder knows for a record of processing; None and empty where it does not."""
+    """The facts of a run folder for the record; None or empty where they are missing."""
     record = Record.begun(folder)
     name, config = reopen(None, folder, [], trust)
     events, faults = check_chain(folder / "audit.jsonl")
@@ -75,7 +75,7 @@ def record_facts(folder: Path, trust: Trust = distrust) -> dict[str, Any]:
 
 
 def what_leaves(recipe: str, config: Any, folder: Path) -> dict[str, Any]:
-    """All that clients are asked and may tell with these settings; without the data, why that is not known."""
+    """All requests to clients and all that they may send with these settings; without the data, why it is unknown."""
     try:
         found = find(recipe)
         task = found.prepare(config)
@@ -105,12 +105,14 @@ def what_is_kept(folder: Path) -> dict[str, Any]:
 
 
 def withdrawals(folder: Path, exclude: str) -> dict[str, Any]:
-    """Who withdrew: how many are excluded, and what the last withdrawal changed; names stay in the folder."""
+    """How many clients withdrew, and what the last withdrawal changed; their names stay in the folder."""
     try:
-        told = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        forgotten = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        told = {}
-    last = {key: told.get(key) for key in WITHDRAWN} if isinstance(told, Mapping) and told else None
+        forgotten = None
+    last = None
+    if isinstance(forgotten, Mapping) and forgotten:
+        last = {key: forgotten.get(key) for key in WITHDRAWN}
     return {"excluded": len(parse_names(exclude)), "last": last}
 
 
@@ -119,11 +121,11 @@ def write_record(facts: Mapping[str, Any], lang: str) -> str:
     if lang not in WORDS:
         raise ConfigError(f"lang: {lang!r} is none of {', '.join(WORDS)}")
     words = WORDS[lang]
-    return "\n".join([*heading(facts, words), *body(facts, words), ""])
+    return "\n".join([*heading(facts, words), *sections(facts, words), ""])
 
 
 def heading(facts: Mapping[str, Any], w: Words) -> Iterable[str]:
-    """The title, what this is, and the period."""
+    """The title, the notice and the period."""
     yield f"# {w['title']}: {facts['run']}"
     yield ""
     yield w["notice"]
@@ -131,10 +133,10 @@ def heading(facts: Mapping[str, Any], w: Words) -> Iterable[str]:
     yield f"{w['period']}: {facts['begun'] or '?'} – {facts['last'] or '?'}, {facts['rounds']} {w['rounds']}"
 
 
-def body(facts: Mapping[str, Any], w: Words) -> Iterable[str]:
-    """A section for each thing that the articles ask for."""
+def sections(facts: Mapping[str, Any], w: Words) -> Iterable[str]:
+    """A section for each item that the articles require."""
     blank = w["blank"]
-    sections = {
+    content = {
         "responsible": [f"{w[who]}: {blank}" for who in ("controller", "operator", "officer")],
         "purpose": [
             f"{w['stated']}: {blank}",
@@ -153,7 +155,7 @@ def body(facts: Mapping[str, Any], w: Words) -> Iterable[str]:
         "withdrawals": withdrawn(facts["withdrawn"], w),
         "digests": [f"{w[key]}: `{value}`" if value else f"{w[key]}: –" for key, value in facts["digests"].items()],
     }
-    for name, lines in sections.items():
+    for name, lines in content.items():
         yield ""
         yield f"## {w[f'# {name}']}"
         yield ""
@@ -161,10 +163,12 @@ def body(facts: Mapping[str, Any], w: Words) -> Iterable[str]:
 
 
 def subjects(facts: Mapping[str, Any], w: Words) -> list[str]:
-    """Whose data, and which."""
-    whose, data, pooled = facts["subjects"], facts["data"], facts["pooled"]
-    kind = w[whose["kind"]] if whose["kind"] else f"{w['blank']} ({w['client_is']})"
-    lines = [f"{w['whose']}: {kind}", w["clients"].format(**whose)]
+    """Data subjects, and categories of data."""
+    people = facts["subjects"]
+    data = facts["data"]
+    pooled = facts["pooled"]
+    kind = w[people["kind"]] if people["kind"] else f"{w['blank']} ({w['client_is']})"
+    lines = [f"{w['subjects_are']}: {kind}", w["clients"].format(**people)]
     source = f" (`{data['source']}`)" if data["source"] else ""
     lines.append(f"{w['which']}: {w[data['kind']] if data['kind'] else w['blank']}{source}")
     lines.append(f"{w['sensitive']}: {w['blank']}")
@@ -174,7 +178,7 @@ def subjects(facts: Mapping[str, Any], w: Words) -> list[str]:
 
 
 def leaves(found: Mapping[str, Any], sent: Mapping[str, Any], w: Words) -> list[str]:
-    """What clients are asked and what they tell."""
+    """The requests to clients, and what they send."""
     if "unknown" in found:
         return [f"{w['not_known']}: {found['unknown']}"]
     lines = [w["stays"]]
@@ -189,7 +193,7 @@ def leaves(found: Mapping[str, Any], sent: Mapping[str, Any], w: Words) -> list[
 
 
 def retention(kept: Mapping[str, Any], w: Words) -> list[str]:
-    """What lies in the folder, and until when."""
+    """What is stored in the folder, and until when."""
     return [
         w["kept"].format(models=kept["models"], best=w["yes"] if kept["best"] else w["no"], bytes=kept["bytes"]),
         f"{w['files']}: {', '.join(f'`{name}`' for name in kept['files'])}",
@@ -205,8 +209,8 @@ def measures(facts: Mapping[str, Any], w: Words) -> list[str]:
         own = ", ".join(f"{k}={v}" for k, v in part.items() if k != "name")
         lines.append(f"{w[kind]}: `{part['name']}`" + (f" ({own})" if own else ""))
     if facts["spent"]:
-        told = ", ".join(f"{k}={v}" for k, v in facts["spent"].items())
-        lines.append(f"{w['spent']}: {told}")
+        spent = ", ".join(f"{k}={v}" for k, v in facts["spent"].items())
+        lines.append(f"{w['spent']}: {spent}")
     if facts["download"]:
         lines.append(f"{w['download']}: `{facts['download']}`")
     whole = w["whole"] if not facts["trail"]["faults"] else w["altered"].format(faults=len(facts["trail"]["faults"]))

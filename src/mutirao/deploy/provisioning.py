@@ -45,9 +45,9 @@ def compose_service(place: Server | Node) -> str:
     lines = [
         f"  {place.name}:",
         f"    image: {IMAGE}",
-        "    pull_policy: never",  # it is built here: whoever has that name in a registry is somebody else
+        "    pull_policy: never",  # built locally: an image of that name in a registry is another one
         f'    command: ["site", "up", "{CONTAINER_FOLDER}", "--foreground"]',
-        "    init: true",  # what ends is buried, so that nobody takes it for alive
+        "    init: true",  # reaps zombies, which would be taken for alive
         "    restart: unless-stopped",
         "    read_only: true",
         '    tmpfs: ["/tmp"]',
@@ -133,7 +133,8 @@ def check_key(folder: Path, public_key: Path, name: str = "", client: str = "") 
     """Where `take_key` would keep a key, and as which client; ConfigError if it would refuse it. Changes nothing."""
     server = load_server(folder)
     keys.public_key_pem(public_key)
-    kept, client = server.key_of(name or public_key.stem), client or keys.client_of_key(public_key)
+    kept = server.key_of(name or public_key.stem)
+    client = client or keys.client_of_key(public_key)
     if not client.isprintable():
         raise ConfigError(f"{public_key} holds more than one line; a public key is one")
     if public_key.resolve() == kept.resolve():
@@ -179,9 +180,9 @@ def new_folder(folder: Path) -> Iterator[None]:
 
 
 def own_host_names() -> tuple[str, ...]:
-    """The names and the address by which others probably reach this machine."""
+    """The probable names and address of this machine for others."""
     found = [socket.getfqdn(), socket.gethostname()]
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        s.connect(("192.0.2.1", 9))  # sends nothing: it only asks which address would be used
+        s.connect(("192.0.2.1", 9))  # sends nothing: it only finds the address that would be used
         found.append(s.getsockname()[0])
     return tuple(dict.fromkeys(h for h in found if h and h not in keys.LOOPBACK and not h.startswith("localhost")))

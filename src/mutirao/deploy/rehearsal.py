@@ -46,7 +46,10 @@ class Rehearsal:
     """What was done, how long it took, and what was found; `report()` is all of it."""
 
     def __init__(self, say: Say) -> None:
-        self.say, self.steps, self.findings, self.begun = say, list[tuple[str, float]](), dict[str, bool](), time.time()
+        self.say = say
+        self.steps: list[tuple[str, float]] = []
+        self.findings: dict[str, bool] = {}
+        self.begun = time.time()
 
     @contextlib.contextmanager
     def step(self, text: str) -> Iterator[None]:
@@ -82,7 +85,8 @@ def rehearse(
     """
     if (folder / "server").exists():
         raise ConfigError(f"{folder} holds a rehearsal already; choose another folder")
-    made, running = Rehearsal(say), list[Process]()
+    made = Rehearsal(say)
+    running: list[Process] = []
     settings = [("rounds", rounds), ("clients", sites), ("per_round", sites), *absolute_paths(sets)]
     out = (folder / "run").resolve()
     try:
@@ -121,7 +125,7 @@ def rehearse(
     made.note("both sides' audit trails agree", not problems)
     left = [pid for place in (server, *nodes) for pid, _ in processes_of(place.folder)]
     made.note("no process is left over", not left)
-    made.note("nobody listens on the port any more", not is_listening(server))
+    made.note("the port is free again", not is_listening(server))
     report = made.report(recipe=recipe, sites=[n.name for n in nodes], final=there["final"], digest=there["digest"])
     write_whole(folder / "rehearsal.json", json.dumps(report, indent=2) + "\n")
     return report
@@ -171,7 +175,7 @@ def permit_training(policy: str, sets: Sequence[tuple[str, Scalar]] = ()) -> str
 
 
 def try_strangers(made: Rehearsal, server: Server, folder: Path) -> None:
-    """What must not get in: a key nobody admitted, a server of another authority, speech that is not encrypted."""
+    """What must be refused: a key that was not admitted, a server of another authority, plain HTTP."""
     other = create_site(folder / "stranger", "stranger", f"localhost:{server.port}", server.ca)
     stranger = start_supernode(other.folder)
     wait_until(lambda: bool(why_not_admitted(stranger)) or is_connected(stranger), 60)
@@ -206,7 +210,7 @@ def answers_plain_http(server: Server) -> bool:
 
 
 def is_listening(server: Server) -> bool:
-    """Whether anybody listens on the server's port."""
+    """Whether a process listens on the server's port."""
     host, _, port = server.here.rpartition(":")
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as s:
         s.settimeout(2)

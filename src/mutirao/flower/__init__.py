@@ -1,7 +1,7 @@
 """A fleet over Flower's messages: the same flow reaches real institutions, or Flower's own simulation engine.
 
-`fleet` asks, `messages` is what travels, `stock` what travels between Flower's own apps, and `strategy` is our parts as
-one of Flower's strategies; who answers, and what a run's configuration asks for, is in `deploy.flower`.
+`flower_fleet` sends requests, `messages` defines their format, `compat` that of Flower's own apps, and `strategy` makes
+our parts one of Flower's strategies. The client and server apps are in `deploy.flower`.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Requests to train that no round waits for all answers to: what is not in goes on, and counts when it comes."""
+"""Asynchronous training requests: a round ends with its first replies; later ones count when they arrive."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PendingRequest:
-    """A request on its way, without its arrays: to whom, to which node, and when it was sent."""
+    """A request that was sent, without its arrays: its client, its node, and when."""
 
     client: ClientId
     node: int
@@ -24,10 +24,10 @@ class PendingRequest:
 
 
 class AsyncRequests(Generic[T]):
-    """At most `at_once` requests are on their way; the first `buffer` replies are returned, the others later.
+    """Keeps at most `at_once` requests open; returns the first `buffer` replies, and the others later.
 
-    What does not come within `timeout` seconds is late, and makes room. Answers that nobody waits for any more, and
-    second ones, count for nothing.
+    A request without an answer for `timeout` seconds is late, and makes room for another. Late and duplicate answers
+    are ignored.
     """
 
     def __init__(
@@ -37,11 +37,16 @@ class AsyncRequests(Generic[T]):
         timeout: float,
         mailbox: Mailbox[T],
         send: Callable[[Mapping[ClientId, Request]], tuple[dict[str, PendingRequest], dict[ClientId, Failure]]],
-        judge: Callable[[PendingRequest, T | Failure], Reply | Failure],
+        check: Callable[[PendingRequest, T | Failure], Reply | Failure],
         closed: threading.Event,
     ) -> None:
-        self.buffer, self.at_once, self.timeout, self.mailbox = buffer, at_once, timeout, mailbox
-        self.send, self.judge, self.closed = send, judge, closed
+        self.buffer = buffer
+        self.at_once = at_once
+        self.timeout = timeout
+        self.mailbox = mailbox
+        self.send = send
+        self.check = check
+        self.closed = closed
         self.queue: dict[ClientId, Request] = {}
         self.sent: dict[str, PendingRequest] = {}
         self.come: deque[tuple[ClientId, Reply | Failure]] = deque()  # and not returned yet
@@ -52,7 +57,8 @@ class AsyncRequests(Generic[T]):
 
     def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
         """Ask these as soon as there is room, and return when the next `buffer` replies are in."""
-        awaited, began = self.clients(), time.monotonic()
+        awaited = self.clients()
+        began = time.monotonic()
         self.queue |= {c: r for c, r in requests.items() if c not in awaited}
         found: dict[ClientId, Reply | Failure] = {}
         self._send()
@@ -87,5 +93,5 @@ class AsyncRequests(Generic[T]):
                 self.mailbox.forget(message_id)
         known = [(self.sent.pop(i), answer) for i, answer in found.items() if i in self.sent]
         known.sort(key=lambda pair: (pair[0].at, pair[0].client))  # of those there at once, who was asked first
-        self.come += [(one.client, self.judge(one, answer)) for one, answer in known]
+        self.come += [(one.client, self.check(one, answer)) for one, answer in known]
         return bool(known)

@@ -24,7 +24,8 @@ ROUND = "server-round"
 EXTRAS = "extras"
 TYPES = {"train": MessageType.TRAIN, "evaluate": MessageType.EVALUATE}
 FLOWER_NAMES = {"mu": "proximal-mu", "round": ROUND}  # our names of settings, and what Flower's own apps call them
-ERRORS, SIZES = "squared_errors", "batch_sizes"
+ERRORS = "squared_errors"
+SIZES = "batch_sizes"
 LARGEST = 255
 
 
@@ -54,7 +55,7 @@ def required_extras(request: Request) -> set[str]:
 
 
 def flower_request_in(message: Message, seed: int) -> Request:
-    """The request in a message of a stock Strategy, which knows no seed."""
+    """The request in a message of a stock Strategy, which has no seed."""
     content = message.content
     do = {kind: do for do, kind in TYPES.items()}.get(message.metadata.message_type.partition(".")[0])
     if do is None:

@@ -38,8 +38,8 @@ log = logging.getLogger("mutirao")
 IsEntitled = Callable[[ClientId, int], bool]  # whether the node of that number may have that name
 KeepsTrail = Callable[[ClientId], bool]  # whether a client's site is known to keep an audit trail
 
-NAME_TIMEOUT = 120.0  # a node that has not told its name after so many seconds is asked again,
-RETRY_AFTER_ERROR = 10.0  # and one that answered with an error after so many
+NAME_TIMEOUT = 120.0  # seconds after which a node without an answer is asked for its name again
+RETRY_AFTER_ERROR = 10.0  # the same for a node that answered with an error
 NAME_QUERY = "query.name"
 
 T = TypeVar("T")
@@ -66,10 +66,10 @@ class FlowerFleet(Fleet):
 
     Over any of Flower's grids, such as the one that a ServerApp is given:
 
-    >>> class Nobody:  # a grid without nodes
+    >>> class EmptyGrid:  # without nodes
     ...     def get_node_ids(self):
     ...         return []
-    >>> FlowerFleet(Nobody()).clients()
+    >>> FlowerFleet(EmptyGrid()).clients()
     []
     """
 
@@ -84,8 +84,12 @@ class FlowerFleet(Fleet):
         *,
         plain: bool = False,
     ) -> None:
-        self.grid, self.timeout, self.greet = grid, timeout, greet
-        self.is_entitled, self.keeps_trail, self.admitted = is_entitled, keeps_trail, dict(admitted or {})
+        self.grid = grid
+        self.timeout = timeout
+        self.greet = greet
+        self.is_entitled = is_entitled
+        self.keeps_trail = keeps_trail
+        self.admitted = dict(admitted or {})
         self.plain = plain
         self._clients: list[ClientId] = []
         self._nodes: dict[ClientId, int] = {}  # who holds a name
@@ -97,7 +101,7 @@ class FlowerFleet(Fleet):
         self._where: Callable[[], Mapping[str, Scalar]] = dict
         self._heads: dict[ClientId, dict[str, Scalar]] = {}
         self._keepers: set[ClientId] = set()  # who has sent a head
-        self._turns: AsyncRequests[Reply | Failure | CheckedAnswer] | None = None  # of requests that no round waits for
+        self._async: AsyncRequests[Reply | Failure | CheckedAnswer] | None = None
 
     def clients(self) -> list[ClientId]:
         """The names of the nodes that are connected; the same list while nothing changed."""
@@ -124,18 +128,18 @@ class FlowerFleet(Fleet):
 
     def stagger(self, buffer: int, at_once: int) -> None:
         """Let requests to train return with the first answers; the others are taken when they come."""
-        mailbox = Mailbox(self.grid, lambda i, answer: self._read(turns.sent[i], answer))
-        turns = AsyncRequests(buffer, at_once, self.timeout, mailbox, self._send, self._judge, self._closed)
-        self._turns = turns
+        mailbox = Mailbox(self.grid, lambda i, answer: self._read(pending.sent[i], answer))
+        pending = AsyncRequests(buffer, at_once, self.timeout, mailbox, self._send, self._check_answer, self._closed)
+        self._async = pending
 
     def awaited(self) -> frozenset[ClientId]:
         """Who was asked to train and has not answered, in time or at all."""
-        return self._turns.clients() if self._turns is not None else frozenset()
+        return self._async.clients() if self._async is not None else frozenset()
 
     def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
         """Send each client its request and wait at most `timeout` seconds for the answers."""
-        if self._turns is not None and all(request.do == "train" for request in requests.values()):
-            return self._turns.ask(requests)
+        if self._async is not None and all(request.do == "train" for request in requests.values()):
+            return self._async.ask(requests)
         return collect(requests, self._outcomes(requests))
 
     def trail(self, where: Callable[[], Mapping[str, Scalar]]) -> None:
@@ -147,20 +151,21 @@ class FlowerFleet(Fleet):
 
         `reply` holds the fingerprints of all that a site replied meanwhile.
         """
-        heads, self._heads = self._heads, {}
+        heads = self._heads
+        self._heads = {}
         return heads
 
     def close(self) -> None:
-        """Stop waiting: whoever listens for answers gets none any more."""
+        """Stop waiting for answers."""
         self._closed.set()
-        if self._turns is not None:
-            self._turns.mailbox.close()
+        if self._async is not None:
+            self._async.mailbox.close()
 
     def _outcomes(self, requests: Mapping[ClientId, Request]) -> Iterator[tuple[ClientId, Reply | Failure]]:
         sent, failed = self._send(requests)
         yield from failed.items()
         for message_id, answer in self._listen(sent, self.timeout, lambda i, answer: self._read(sent[i], answer)):
-            yield sent[message_id].client, self._judge(sent[message_id], answer)
+            yield sent[message_id].client, self._check_answer(sent[message_id], answer)
 
     def _send(self, requests: Mapping[ClientId, Request]) -> tuple[dict[str, PendingRequest], dict[ClientId, Failure]]:
         """Push the requests; what is on its way by the number of its message, and who cannot be reached."""
@@ -202,12 +207,13 @@ class FlowerFleet(Fleet):
         reply = reply_in(answer, sent.node)
         return reply if isinstance(reply, Failure) else CheckedAnswer(reply, without_arrays(answer))
 
-    def _judge(self, sent: PendingRequest, answer: Reply | Failure | CheckedAnswer) -> Reply | Failure:
+    def _check_answer(self, sent: PendingRequest, answer: Reply | Failure | CheckedAnswer) -> Reply | Failure:
         return self._approve(sent.client, answer, sent.request) if isinstance(answer, CheckedAnswer) else answer
 
     def _approve(self, client: ClientId, opened: CheckedAnswer, request: Request) -> Reply | Failure:
         """The reply in an answer, if it comes with what was agreed on, and with the head of its site's trail if due."""
-        reply, answer = opened.reply, opened.rest
+        reply = opened.reply
+        answer = opened.rest
         if (wrong := error_in_agreed_digests(answer, request)) is not None:
             return wrong
         if head := audit_head_in(answer, "audit"):
@@ -220,7 +226,8 @@ class FlowerFleet(Fleet):
 
     def _listen(self, ids: Iterable[str], seconds: float, read: Read[T]) -> Iterator[tuple[str, T | Failure]]:
         """Pass on what is read in answers that come in time."""
-        mailbox, began = Mailbox(self.grid, read), time.monotonic()
+        mailbox = Mailbox(self.grid, read)
+        began = time.monotonic()
         mailbox.expect(ids)
         try:
             while mailbox.waiting and not self._closed.is_set():
@@ -264,7 +271,7 @@ class FlowerFleet(Fleet):
             self._again[node] = time.monotonic() + RETRY_AFTER_ERROR
             if name.kind == "malformed":
                 self._claims[node] = None  # refused for as long as it stays; other troubles may pass
-            self._warn([node], f"node {node_tag(node)} is no client until it tells its name: {name}")
+            self._warn([node], f"node {node_tag(node)} is no client until it declares its name: {name}")
 
     def _settle_names(self) -> None:
         """Give each free name to the one node that claims it; refuse all others."""

@@ -20,7 +20,8 @@ class Mailbox(Generic[T]):
     """Where answers to messages are waited for; each is read as it is pulled, and none is lost between two looks."""
 
     def __init__(self, grid: Grid, read: Read[T]) -> None:
-        self.grid, self.read = grid, read
+        self.grid = grid
+        self.read = read
         self.waiting: set[str] = set()
         self._pulls: dict[Future[list[T | Failure]], str] = {}
         self._pool = ThreadPoolExecutor(32, "mutirao-answers")
@@ -39,7 +40,8 @@ class Mailbox(Generic[T]):
         pulled = self.waiting.difference(self._pulls.values())
         self._pulls |= {self._pool.submit(self._pull, i): i for i in pulled}
         for pull in wait(self._pulls, timeout=1.0).done:
-            message_id, answers = self._pulls.pop(pull), pull.result()
+            message_id = self._pulls.pop(pull)
+            answers = pull.result()
             if answers:
                 self.waiting.discard(message_id)
             found += [(message_id, answer) for answer in answers]

@@ -1,7 +1,7 @@
-"""Requests, replies and names as Flower's messages carry them, bit for bit.
+"""Requests, replies and names in the format of Flower's messages, bit for bit.
 
-Whatever comes from the other side is a stranger's: nothing of it is believed before it was compared with what it should
-be, and an answer that is none becomes the `Failure` of whoever sent it.
+Received content is not trusted: everything is checked before it is used, and an invalid answer becomes the `Failure` of
+its sender.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ LONGEST_NAME = 100
 UNREACHABLE = {ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE}
 # What is no training: whatever else is done counts as that.
 KINDS = {"evaluate": MessageType.EVALUATE, "probe": MessageType.QUERY, "rows": MessageType.QUERY}
-NUMBERS_OF_FLOWER = re.compile(r"\b(?:[0-9a-f]{64}|-?[0-9]{15,20})\b")  # whoever knows them can name others' messages
+NUMBERS_OF_FLOWER = re.compile(r"\b(?:[0-9a-f]{64}|-?[0-9]{15,20})\b")  # ids with which messages of others can be named
 AGREED_RECORD = "agreed"  # the record of an answer in which a site says by digest what it worked with
 ROOM = 16 * 2**20  # bytes of arrays in one parcel; Flower needs thrice the memory of a parcel while it opens it
 REFUSED = 8001  # the code of an answer that a site's policy does not allow; Flower's own are below 1000
@@ -93,7 +93,8 @@ def request_message(
     config = ConfigRecord({k: v.item() if isinstance(v, np.generic) else v for k, v in request.config.items()})
     about: dict[str, Any] = {"do": request.do, **where}
     content = RecordDict({**packed, "config": config, "request": ConfigRecord(about)})
-    kind, group = KINDS.get(request.do, MessageType.TRAIN), str(request.config.get("round", ""))
+    kind = KINDS.get(request.do, MessageType.TRAIN)
+    group = str(request.config.get("round", ""))
     return Message(content, node, kind, ttl=timeout + CLOCK_TOLERANCE, group_id=group)
 
 
@@ -167,7 +168,8 @@ def audit_head_in(message: Message, record: str) -> dict[str, Scalar]:
     found = message.content.get(record) if message.has_content() else None
     if not isinstance(found, ConfigRecord):
         return {}
-    seq, hashes = found.get("seq"), {k: found.get(k) for k in ("first", "head")}
+    seq = found.get("seq")
+    hashes = {k: found.get(k) for k in ("first", "head")}
     if not isinstance(seq, int) or not all(re.fullmatch("[0-9a-f]{64}", str(v)) for v in hashes.values()):
         return {}
     return {"seq": seq, **{k: str(v) for k, v in hashes.items()}}
@@ -176,18 +178,18 @@ def audit_head_in(message: Message, record: str) -> dict[str, Scalar]:
 def error_in_agreed_digests(message: Message, request: Request) -> Failure | None:
     """What is wrong with the digests that an answer must bring of all that its request says is agreed on."""
     found = message.content.get(AGREED_RECORD)
-    told = dict(found) if isinstance(found, ConfigRecord) else {}
+    digests = dict(found) if isinstance(found, ConfigRecord) else {}
     for key, wanted in request.config.items():
         name = key.removeprefix(AGREED)
-        if name != key and told.get(name) != wanted:
-            fault = "another digest" if name in told else "no digest"
+        if name != key and digests.get(name) != wanted:
+            fault = "another digest" if name in digests else "no digest"
             return Failure("refused", f"{key}: its answer comes with {fault} of the {name} that it worked with")
     return None
 
 
 def failure_in(message: Message, node: int) -> Failure | None:
     """Why a message is not the answer of that node's client code, if so."""
-    if message.has_error():  # first: what became of a lost node is told by the SuperLink, in its own name
+    if message.has_error():  # first: errors of a lost node come from the SuperLink itself
         code = message.error.code
         kind = "gone" if code in UNREACHABLE else "refused" if code == REFUSED else "raised"
         return Failure(kind, clean_line(message.error.reason or f"Flower's error {message.error.code}"))
@@ -199,7 +201,7 @@ def failure_in(message: Message, node: int) -> Failure | None:
 
 
 def node_tag(node: int) -> str:
-    """A node as a log may name it: always the same, and nothing by which anybody could speak for it."""
+    """A stable name of a node for logs, from which its id cannot be derived."""
     return hashlib.sha256(f"node {node}".encode()).hexdigest()[:8]
 
 

@@ -60,7 +60,7 @@ class NodeFraction:
 
 
 class Nodes(Fleet):
-    """The nodes of a grid by their numbers, which is all that Flower knows of them."""
+    """The nodes of a grid by their ids: Flower has no names for them."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
@@ -74,7 +74,7 @@ class Strategy(FlowerStrategy):
     """A Flower strategy made of our parts, each an object or its name: `Strategy("fedadam")`, `Strategy(FedAdam(0.1))`.
 
     `select` says who trains (by name: `min_train_nodes` clients; None: a share `fraction_train` of those connected,
-    drawn evenly, and so many at least), `filters` whose replies are left out. `errors` gives the squared errors of a
+    sampled evenly, and so many at least), `filters` which replies are left out. `errors` gives the squared errors of a
     client's model on samples of the server's, for methods that need `squared_errors` and clients that send none. Every
     reply is checked: what is broken, not finite or too large is left out and named in the log. A round with too few
     usable replies keeps the model; the third such round in a row ends the run. The other settings are those of
@@ -119,21 +119,26 @@ class Strategy(FlowerStrategy):
         if asked := sorted(names_of(self.cohort.needs, "probe")):
             right = "take one that does not, or a FlowerFleet with client_app"
             raise ConfigError(
-                f"{self.cohort.select!r} asks clients for {asked[0]!r} before it selects, which Flower's own apps "
+                f"{self.cohort.select!r} requests {asked[0]!r} before it selects, which Flower's own apps "
                 f"cannot answer; {right}"
             )
         if "replies:staleness" in self.cohort.needs:
             right = "take a FlowerFleet with server_app and client_app"
             raise ConfigError(f"{self.cohort.aggregate!r} does not wait for all, as Flower's strategies do; {right}")
-        self.errors, self.seed = errors, seed
+        self.errors = errors
+        self.seed = seed
         self.patience = Patience(min_replies, wait=wait)
-        self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
-        self.min_train_nodes, self.min_evaluate_nodes = min_train_nodes, min_evaluate_nodes
+        self.fraction_train = fraction_train
+        self.fraction_evaluate = fraction_evaluate
+        self.min_train_nodes = min_train_nodes
+        self.min_evaluate_nodes = min_evaluate_nodes
         self.min_available_nodes = min_available_nodes
-        self.count_key, self.keys = weighted_by_key, (arrayrecord_key, configrecord_key)
+        self.count_key = weighted_by_key
+        self.keys = (arrayrecord_key, configrecord_key)
         self.chosen: list[ClientId] = []
-        self.judges: list[ClientId] = []
-        self.run, self.lost = Run({}, seed), 0
+        self.evaluating: list[ClientId] = []
+        self.run = Run({}, seed)
+        self.lost = 0
 
     @property
     def wanted(self) -> set[str]:
@@ -155,9 +160,11 @@ class Strategy(FlowerStrategy):
         if self.fraction_train == 0:
             return []
         if server_round == 1:
-            self.run, self.lost = Run({}, self.seed), 0
+            self.run = Run({}, self.seed)
+            self.lost = 0
         run = self.run
-        run.arrays, run.round = model_in(arrays), server_round - 1
+        run.arrays = model_in(arrays)
+        run.round = server_round - 1
         wait_for_clients(run.roster, Nodes(grid), max(1, self.min_available_nodes, self.min_train_nodes), self.patience)
         self.chosen = select_clients(run, self.cohort, 1)
         run.roster.sent(server_round, self.chosen)
@@ -174,7 +181,8 @@ class Strategy(FlowerStrategy):
         """Check, screen and merge the replies of a round; no model if too few of them can be used."""
         if not self.chosen:
             return None, None
-        run, cohort = self.run, self.cohort
+        run = self.run
+        cohort = self.cohort
         answers = self.read(self.chosen, replies, self.wanted)
         self.refuse_if_no_client_sends(answers)
         if self.errors is not None:  # only of models that are whole
@@ -196,7 +204,10 @@ class Strategy(FlowerStrategy):
         for client, figures in found.items():
             run.roster.hear(server_round, client, figures)
         store_vectors(run, result)
-        run.arrays, run.memory, run.round, self.lost = merged.arrays, memory, server_round, 0
+        run.arrays = merged.arrays
+        run.memory = memory
+        run.round = server_round
+        self.lost = 0
         return pack(merged.arrays), MetricRecord({**mean_metrics(result.replies)})
 
     def configure_evaluate(
@@ -209,16 +220,16 @@ class Strategy(FlowerStrategy):
             self.run.roster, Nodes(grid), max(1, self.min_available_nodes, self.min_evaluate_nodes), self.patience
         )
         ask = NodeFraction(self.fraction_evaluate, self.min_evaluate_nodes)
-        self.judges = ask(self.run.roster, server_round, self.run.rng("evaluate"))
-        return self.write(arrays, ConfigRecord({**config, ROUND: server_round}), self.judges, MessageType.EVALUATE)
+        self.evaluating = ask(self.run.roster, server_round, self.run.rng("evaluate"))
+        return self.write(arrays, ConfigRecord({**config, ROUND: server_round}), self.evaluating, MessageType.EVALUATE)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """What the clients say, weighted by their samples."""
         if self.fraction_evaluate == 0:
             return None
-        answers = sift(self.read(self.judges, replies, ()), fault_of_extras)
+        answers = sift(self.read(self.evaluating, replies, ()), fault_of_extras)
         for client, why in answers.failures.items():
-            log.warning("round %d: %s judges not: %s", server_round, client, why)
+            log.warning("round %d: %s does not evaluate: %s", server_round, client, why)
         return MetricRecord({**mean_metrics(answers.replies)}) if answers.replies else None
 
     def write(self, arrays: ArrayRecord, config: ConfigRecord, clients: Iterable[ClientId], kind: str) -> list[Message]:
@@ -273,7 +284,7 @@ def with_errors(answers: Answers, errors: Errors) -> Answers:
 def errors_on(module: Any, batches: Iterable[Any]) -> Errors:
     """For `errors=`: (predicted class - class)^2 of each sample in `batches`, by the torch `module` with those arrays.
 
-    A batch is a pair of inputs and classes, or a dict whose first value are the inputs and whose last the classes.
+    A batch is a pair of inputs and classes, or a dict with the inputs first and the classes last.
 
     >>> import torch
     >>> module = torch.nn.Linear(1, 2, bias=False)

@@ -121,7 +121,7 @@ PREDICTABLE: list[dict[str, Any]] = [
 @pytest.mark.parametrize("run_config", PREDICTABLE)
 @pytest.mark.parametrize("cover", [PrivacyRules(), PrivacyRules(budget=5.0), PrivacyRules(clip=1.0, noise=1.0)])
 def test_noise_from_the_seed_is_refused_however_it_is_said(run_config: dict[str, Any], cover: PrivacyRules) -> None:
-    with pytest.raises(Refused, match="can be taken off again") as caught:
+    with pytest.raises(Refused, match="can be subtracted") as caught:
         allowing("groups", privacy=cover).approve("groups", run_config)
     assert caught.value.rule.lower().startswith("settings.")
     assert "repeatable" in caught.value.rule.lower()

@@ -114,7 +114,7 @@ def add_doors(app: FastAPI, server: Server) -> None:
 def with_key(
     server: Server, text: str, name: str, client: str, use: Callable[[Path], dict[str, str]]
 ) -> dict[str, str]:
-    """Check a public key that was sent as text, do something with it, and say whose it is."""
+    """Check a public key that was sent as text, apply `use` to it, and return its name, client and fingerprint."""
     name = check_name(name.strip()) if name.strip() else "key"
     with tempfile.TemporaryDirectory(prefix="mutirao-") as place:
         path = Path(place) / f"{name}.pub"

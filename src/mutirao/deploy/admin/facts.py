@@ -1,4 +1,4 @@
-"""The facts of a folder, whichever it is of, and the lines that tell them to people."""
+"""The facts about a server or a site, for its admin page and `site status`: state, runs, requests, spending."""
 
 import datetime
 import math
@@ -31,13 +31,60 @@ from mutirao.runs.reader import Columns, clean
 
 Facts = dict[str, Any]
 REFUSED = re.compile(r"refused: (?P<rule>[\w.*-]+): (?P<reason>.*)", re.DOTALL)
-TEXT = 300  # characters of what a site said that are shown
+TEXT = 300  # characters of a site's message that are shown
 SHOWN = 50  # lines of each kind
+
+
+def overview(place: Server | Node, works: bool) -> Facts:
+    """What the page of a server or of a site shows; `works`: it answers, or is connected, at this moment."""
+    facts: Facts = clean(server_facts(place, works) if isinstance(place, Server) else node_facts(place))
+    return facts
+
+
+def why_not_working(place: Server | Node, process: Process) -> str:
+    """Why the SuperLink does not answer or the SuperNode is not connected, at this moment; empty if it is."""
+    if isinstance(place, Server):
+        return "" if is_answering(place) else certificate_problem(place) or process.reason()
+    try:
+        info = server_info(place.superlink, place.ca, public_key_pem(place.public_key), SERVER_TIMEOUT)
+    except (OSError, ValueError) as error:
+        return unreachable(error, place).text
+    if not info.get("admitted"):
+        return "the server does not know this site's key"
+    if is_connected(process):
+        return ""
+    return why_not_admitted(process) or "it has lost the server, and is about to try again"
+
+
+def facts_as_lines(facts: Facts) -> list[str]:
+    """The facts that matter, in a few lines."""
+    lines = [f"{site['name']}: {presence(site)}" for site in facts.get("sites", ())]
+    if since := facts.get("paused"):
+        lines.append(f"paused since {since}: every request is refused")
+    if budget := facts.get("budget"):
+        spent = "infinite" if budget["spent"] is None else f"{budget['spent']:.4g}"
+        lines.append(f"privacy: epsilon {spent} of {budget['most'] or 'any'} spent")
+    soon = [c for c in facts["certificates"] if c["state"] != "ok" and c["days_left"] is not None]
+    lines += [f"{c['file']}: {c['days_left']} days left" for c in soon]
+    return [*lines, *facts["problems"]]
+
+
+def presence(site: Facts) -> str:
+    """Whether a site is connected, in words."""
+    if site["connected"] is None:
+        return "unknown, as the SuperLink cannot be asked"
+    if not site["admitted"]:
+        return "not admitted"
+    last = ""
+    if latest := site["last_round"]:
+        last = f", answered round {latest['round']} of {latest['run']}"
+    state = "connected" if site["connected"] else "not connected"
+    return f"{state}{site['since'] and ' since ' + site['since'][:19]}{last}"
 
 
 @dataclass(frozen=True)
 class ClientReports:
-    """What one run folder tells of the clients."""
+    """What one run folder records about its clients."""
 
     last: Mapping[str, Facts] = field(default_factory=dict)  # by client, the last round it answered
     versions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -62,30 +109,32 @@ def run_facts(path: Path, root: Path) -> Facts:
 
 
 def client_reports_in(path: Path) -> ClientReports:
-    """What a run folder tells of its clients, read again only if it changed."""
+    """What a run folder records about its clients; read again only if it changed."""
     return read_client_reports(path, (mark_of(path / "clients.csv"), mark_of(path / "audit.jsonl")))
 
 
 @lru_cache(maxsize=64)
 def read_client_reports(path: Path, mark: Any) -> ClientReports:
-    """The same; `mark` changes with the files."""
+    """The same, cached; `mark` changes with the files."""
     events = read_events(path / "audit.jsonl")[0]
     ends = [event for event in events if event.get("event") in ("round", "failed")]
     times = {n: str(event.get("time", "")) for event in ends if isinstance(n := event.get("round"), int)}
-    table, last = Columns(path / "clients.csv"), dict[str, Facts]()
+    table = Columns(path / "clients.csv")
+    last: dict[str, Facts] = {}
     refused: dict[tuple[str, int, str], Facts] = {}  # a round that is tried again is refused again
     texts = [table.texts(name) for name in ("client", "replied", "failure")]
     for client, replied, failure, number in zip(*texts, table.numbers("round").tolist(), strict=True):
         at = int(number) if number == number else 0
-        server_info = {"run": path.name, "round": at, "time": times.get(at, "")}
+        about = {"run": path.name, "round": at, "time": times.get(at, "")}
         if replied == "1":
-            last[client] = server_info
+            last[client] = about
         elif match := REFUSED.fullmatch(failure):
-            rule, reason = match["rule"], match["reason"][:TEXT]
+            rule = match["rule"]
+            reason = match["reason"][:TEXT]
             often = refused.get((client, at, rule), {"times": 0})["times"] + 1
             refused[client, at, rule] = {
                 "client": client,
-                **server_info,
+                **about,
                 "rule": rule,
                 "reason": reason,
                 "times": often,
@@ -94,12 +143,12 @@ def read_client_reports(path: Path, mark: Any) -> ClientReports:
 
 
 def versions_in(events: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
-    """The versions that clients told last, by client, as the run's trail has them."""
+    """The latest versions that clients reported, by client, from the run's audit trail."""
     found: dict[str, dict[str, str]] = {}
     for event in events:
-        for client, told in subtable(event, "site_versions").items():
-            if isinstance(told, dict):
-                found[str(client)] = {str(k)[:40]: str(v)[:40] for k, v in list(told.items())[:10]}
+        for client, versions in subtable(event, "site_versions").items():
+            if isinstance(versions, dict):
+                found[str(client)] = {str(k)[:40]: str(v)[:40] for k, v in list(versions.items())[:10]}
     return found
 
 
@@ -109,7 +158,8 @@ LOG_LINES = 5000
 
 def server_facts(server: Server, works: bool) -> Facts:
     """All of it; `works`: whether the SuperLink answers and can be asked who is connected."""
-    links, problem = None, ""
+    links = None
+    problem = ""
     if works:
         try:
             links = control_calls.site_connections(server)
@@ -120,15 +170,20 @@ def server_facts(server: Server, works: bool) -> Facts:
     runs = run_folders(server.runs, outs)
     told = [client_reports_in(path) for path in runs]
     sites = [facts_of_site(key, links, told) for key in sorted(server.sites.glob("*.pub"))]
-    shown = [{k: v for k, v in event.items() if k not in ("prev", "hash")} for event in trail[-SHOWN:]]
+    latest = [without_hashes(event) for event in reversed(trail[-SHOWN:])]
     return {
         "sites": sites,
         "certificates": [certificate_facts(server.certificate), certificate_facts(server.ca)],
         "run_folders": sorted((run_facts(path, server.runs) for path in runs), key=by_change, reverse=True)[:SHOWN],
         "refused": refused_facts(server, sites, told),
-        "trail": shown[::-1],
+        "trail": latest,
         "problems": [*([problem] if problem else []), *faults],
     }
+
+
+def without_hashes(event: Facts) -> Facts:
+    """An event of an audit trail without the hashes that chain it."""
+    return {k: v for k, v in event.items() if k not in ("prev", "hash")}
 
 
 def by_change(run: Facts) -> str:
@@ -139,9 +194,11 @@ def by_change(run: Facts) -> str:
 def facts_of_site(key: Path, links: dict[str, control_calls.SiteConnection] | None, told: list[ClientReports]) -> Facts:
     """What is known of the site with this key; `connected` is null where the SuperLink cannot be asked."""
     try:
-        client, fingerprint = keys.client_of_key(key), keys.pem_fingerprint(keys.public_key_pem(key))
+        client = keys.client_of_key(key)
+        fingerprint = keys.pem_fingerprint(keys.public_key_pem(key))
     except (OSError, ValueError, ConfigError) as error:
-        client, fingerprint = key.stem, f"cannot be read: {error}"
+        client = key.stem
+        fingerprint = f"cannot be read: {error}"
     link = (links or {}).get(fingerprint)
     rounds = [facts for folder in told if (facts := folder.last.get(client))]
     versions: dict[str, str] = {}
@@ -180,17 +237,18 @@ def refused_facts(server: Server, sites: list[Facts], told: list[ClientReports])
 
 def refused_in_log(server: Server, names: dict[str, str]) -> list[Facts]:
     """What the SuperLink refused since it was started: a site may only call for what is its own."""
-    log, found = server.logs / f"{server.process}.log", list[Facts]()
+    log = server.logs / f"{server.process}.log"
+    found: list[Facts] = []
     for line in last_lines(log, LOG_LINES) if log.is_file() else []:
         if match := IN_LOG.search(line):
-            server_info: dict[str, Any] = {
+            about: dict[str, Any] = {
                 "site": names.get(match["key"], match["key"]),
                 "client": "",
                 "run": "",
                 "round": 0,
             }
-            server_info |= {"time": "", "rule": match["call"], "reason": match["reason"][:TEXT], "times": 1}
-            found.append({"by": "server", **server_info})
+            about |= {"time": "", "rule": match["call"], "reason": match["reason"][:TEXT], "times": 1}
+            found.append({"by": "server", **about})
     return found[-SHOWN:][::-1]
 
 
@@ -209,13 +267,13 @@ def node_facts(node: Node) -> Facts:
 
 
 def policy_facts(policy: Policy) -> Facts:
-    """What the records beside a policy tell."""
+    """The facts in the records beside a policy."""
     requests, faults = requests_in(policy.audit, mark_of(policy.audit))
     facts: Facts = {
         "paused": paused_since(policy),
         "allowed": sorted(policy.recipes),
         "totals": totals(requests),
-        "by_run": [{"run": run, **totals(r for r in requests if r["run"] == run)} for run in runs_in(requests)],
+        "by_run": [totals_of_run(run, requests) for run in runs_in(requests)],
         "by_rule": by_rule(requests),
         "requests": requests[-SHOWN:][::-1],
         "problems": list(faults),
@@ -243,7 +301,7 @@ def requests_in(trail: Path, mark: Any) -> tuple[list[Facts], list[str]]:
         who = tuple(str(event.get(key, "")) for key in ("run", "site", "do", "round"))
         request = open_ones.pop(who, None) if kind in ENDS else None
         if request is None:
-            server_info = {
+            about = {
                 "run": who[0],
                 "recipe": event.get("recipe", ""),
                 "do": who[2],
@@ -251,7 +309,7 @@ def requests_in(trail: Path, mark: Any) -> tuple[list[Facts], list[str]]:
             }
             request = {
                 "time": event.get("time", ""),
-                **server_info,
+                **about,
                 "bytes_in": event.get("bytes", 0),
                 "answer": "none yet",
             }
@@ -275,10 +333,16 @@ def outcome_of(event: Facts) -> Facts:
 def totals(requests: Iterable[Facts]) -> Facts:
     """How many were asked and answered, how many bytes left, the recipe, and when it was last."""
     every = list(requests)
-    counts = {end: sum(r["answer"] == end for r in every) for end in ENDS}
+    answers = Counter(request["answer"] for request in every)
+    counts = {end: answers[end] for end in ENDS}
     sent = sum(r.get("bytes_out", 0) for r in every)
     recipe, last = (every[-1]["recipe"], every[-1]["time"]) if every else ("", "")
     return {"asked": len(every), **counts, "bytes_out": sent, "recipe": recipe, "last": last}
+
+
+def totals_of_run(run: str, requests: Iterable[Facts]) -> Facts:
+    """The totals of the requests of one run."""
+    return {"run": run, **totals(request for request in requests if request["run"] == run)}
 
 
 def runs_in(requests: list[Facts]) -> list[str]:
@@ -289,7 +353,8 @@ def runs_in(requests: list[Facts]) -> list[str]:
 def by_rule(requests: list[Facts]) -> list[Facts]:
     """How often each rule refused, and when it did last."""
     refused = [r for r in requests if r["answer"] == "refused"]
-    last, times = {r["rule"]: r for r in refused}, Counter(r["rule"] for r in refused)
+    last = {r["rule"]: r for r in refused}
+    times = Counter(r["rule"] for r in refused)
     return [{"rule": k, "times": times[k], "last": r["answered"], "reason": r["reason"]} for k, r in last.items()]
 
 
@@ -315,51 +380,4 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def overview(place: Server | Node, works: bool) -> Facts:
-    """What the page of a server or of a site shows; `works`: it answers, or is connected, at this moment."""
-    facts: Facts = clean(server_facts(place, works) if isinstance(place, Server) else node_facts(place))
-    return facts
-
-
-def facts_as_lines(facts: Facts) -> list[str]:
-    """The same in a few lines."""
-    lines = [f"{site['name']}: {presence(site)}" for site in facts.get("sites", ())]
-    if since := facts.get("paused"):
-        lines.append(f"paused since {since}: every request is refused")
-    if budget := facts.get("budget"):
-        spent = "more than can be told" if budget["spent"] is None else f"{budget['spent']:.4g}"
-        lines.append(f"privacy: epsilon {spent} of {budget['most'] or 'any'} spent")
-    soon = [c for c in facts["certificates"] if c["state"] != "ok" and c["days_left"] is not None]
-    lines += [f"{c['file']}: {c['days_left']} days left" for c in soon]
-    return [*lines, *facts["problems"]]
-
-
-def presence(site: Facts) -> str:
-    """Whether a site is there, in words."""
-    if site["connected"] is None:
-        return "unknown, as the SuperLink cannot be asked"
-    if not site["admitted"]:
-        return "not admitted"
-    last = f", answered round {told['round']} of {told['run']}" if (told := site["last_round"]) else ""
-    state = "connected" if site["connected"] else "not connected"
-    return f"{state}{site['since'] and ' since ' + site['since'][:19]}{last}"
-
-
 SERVER_TIMEOUT = 5.0  # for the server to answer
-
-
-def why_not_working(place: Server | Node, process: Process) -> str:
-    """Why the SuperLink does not answer, or the SuperNode is not connected; empty if it is."""
-    if isinstance(place, Server):
-        return "" if is_answering(place) else certificate_problem(place) or process.reason()
-    try:
-        told = server_info(place.superlink, place.ca, public_key_pem(place.public_key), SERVER_TIMEOUT)
-    except (OSError, ValueError) as error:
-        return unreachable(error, place).text
-    if not told.get("admitted"):
-        return "the server does not know this site's key"
-    return (
-        ""
-        if is_connected(process)
-        else why_not_admitted(process) or "it has lost the server, and is about to try again"
-    )

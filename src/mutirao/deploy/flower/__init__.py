@@ -1,7 +1,7 @@
 """Mutirão as Flower apps: the `client` of an institution, the `server` that runs a recipe, and a `simulation` of both.
 
-`tasks` is what a run's configuration asks for. Besides this folder and `fleets.flower` only a few in `deploy`
-(`clientapp`, `superlink`, `supernode`, `worker`) import flwr; `internals` alone writes into it.
+`run_tasks` makes the task that a run's configuration requests. Outside of this folder and `mutirao.flower` only a few
+modules of `deploy` import flwr; `flower_patches` alone replaces functions in it.
 """
 
 from mutirao.flower import FlowerFleet, Strategy  # first: it says what to install where Flower is missing

@@ -52,13 +52,14 @@ def client_app(task_of: TaskOf | None = None, warm: WorkerClient | None = None) 
     """A Flower client that works on its own part of a task: by default of the recipe the run configuration names.
 
     It answers our FlowerFleet and Flower's own strategies, each in its own words.
-    With `warm` the work is done by the site's resident worker; what is asked and what leaves is judged here.
+    With `warm` the work is done by the site's resident worker; requests and replies are checked here.
 
     >>> app = client_app()  # in pyproject.toml: clientapp = "my_package.client:app"
     >>> type(app).__name__
     'ClientApp'
     """
-    app, task_of = ClientApp(), task_of or recipe_task
+    app = ClientApp()
+    task_of = task_of or recipe_task
 
     def work(message: Message, context: Context) -> Message:
         def make() -> RecordDict | Failure:
@@ -69,17 +70,17 @@ def client_app(task_of: TaskOf | None = None, warm: WorkerClient | None = None) 
 
         return reply_to(message, make)
 
-    def tell_name(message: Message, context: Context) -> Message:
+    def send_name(message: Message, context: Context) -> Message:
         return reply_to(message, lambda: RecordDict({"name": ConfigRecord({"name": client_name(context, task_of)})}))
 
     for register in (app.train(), app.evaluate(), app.query()):
         register(work)
-    app.query("name")(tell_name)
+    app.query("name")(send_name)
     return app
 
 
 def reply_to(message: Message, make: Callable[[], RecordDict | Failure]) -> Message:
-    """The answer made, or one line on why there is none: no traceback leaves a client."""
+    """The answer, or the error in one line: no traceback leaves a client."""
     try:
         made = make()
     except Exception as error:
@@ -94,15 +95,18 @@ def reply_to(message: Message, make: Callable[[], RecordDict | Failure]) -> Mess
 def handle_message(
     message: Message, context: Context, task: Task, states: States | None = None
 ) -> RecordDict | Failure:
-    """What the task's handler replies; the site's state stays on its disk (`states`) or in Flower's context."""
-    name, kept = client_name(context, lambda _: task), context.state.get(STATE)
+    """The reply of the task's handler; the site's state stays on its disk (`states`) or in Flower's context."""
+    name = client_name(context, lambda _: task)
+    kept = context.state.get(STATE)
     stock = is_flower_message(message)
     check_stock(stock, task)
     request = flower_request_in(message, seed_in(context)) if stock else request_in(message)
-    without_arrays(message)  # Flower holds on to it until all is done
-    number, began, do = request.config.get("round"), 0, effective_request(request)
+    without_arrays(message)  # Flower keeps the message in memory until the end
+    number = request.config.get("round")
+    began = 0
+    do = effective_request(request)
     handler = task.worker
-    # A fleet of one, so that all is as in process; without `.many`, which is worth its preparation only for many.
+    # A fleet of one client, so that results equal those in process; batching would only pay off for several.
     data = client_data(task, name)
     alone = LocalFleet(lambda request, site: handler(request, site), {name: data}, copies=False)
     if states is not None and isinstance(number, int):
@@ -112,7 +116,7 @@ def handle_message(
     elif isinstance(kept, ArrayRecord):
         alone.states[name] = unpack(kept)
     answers = alone.ask({name: request})
-    request = replace(request, arrays={})  # it has done its part; extras tell what was agreed on
+    request = replace(request, arrays={})  # frees the model; the extras are still needed
     if name in answers.failures:
         return answers.failures[name]
     reply = answers.replies[name]
@@ -134,14 +138,14 @@ def check_stock(stock: bool, task: Task) -> None:
 
 
 def seed_in(context: Context) -> int:
-    """The seed of a run whose strategy is Flower's own and sends none: what the run configuration says, or 0."""
+    """The seed of a run with a strategy of Flower's own, which sends none: from the run configuration, or 0."""
     return coerce("seed", context.run_config.get("seed", 0), int, low=0)  # type: ignore[no-any-return]
 
 
 def handle_under_policy(
     policy: Policy, message: Message, context: Context, task_of: TaskOf, warm: WorkerClient | None = None
 ) -> RecordDict | Failure:
-    """The same under a policy, which judges the recipe before it is imported and the reply before it leaves.
+    """Handle a message under a policy, which checks the recipe before it is imported and the reply before it leaves.
 
     A task that the site's own code makes (`task_of`) stands in the policy under that function's dotted path.
     """
@@ -194,7 +198,9 @@ def task_for(context: Context, task_of: TaskOf, instead: Mapping[str, Scalar], w
     switch = str(context.node_config.get("worker", os.environ.get("MUTIRAO_WORKER", "on"))).lower()
     if warm is None or switch in WORKER_OFF:
         return cold()
-    name, asked, node = client_name(context, lambda _: cold()), dict(context.run_config), dict(context.node_config)
+    name = client_name(context, lambda _: cold())
+    asked = dict(context.run_config)
+    node = dict(context.node_config)
     if by_recipe:
         return warm.task(TaskSpec(name, run_config=asked, node_config=node, instead=dict(instead)), cold)
     order = TaskSpec(name, dotted_path(task_of), str(context.run_id), context.node_id, asked, node)

@@ -30,7 +30,11 @@ class Simulation(Wrapper):
     def __init__(self, recipe: str, config: Any, timeout: float = 86400, cpus: float = 1, gpus: float = 0) -> None:
         if importlib.util.find_spec("ray") is None:
             raise ConfigError("Flower's simulation needs Ray: install mutirao[flower]")
-        self.recipe, self.config, self.timeout, self.cpus, self.gpus = recipe, config, timeout, cpus, gpus
+        self.recipe = recipe
+        self.config = config
+        self.timeout = timeout
+        self.cpus = cpus
+        self.gpus = gpus
         self._over = threading.Event()
         self._problem: BaseException | None = None
         self._engine: threading.Thread | None = None
@@ -39,7 +43,8 @@ class Simulation(Wrapper):
     def fleet(self) -> Fleet:  # type: ignore[override]  # what a wrapper is around is made when it is first asked for
         """The fleet inside the engine, which runs in a thread: its server does nothing but lend us its grid."""
         fleets: queue.SimpleQueue[FlowerFleet | None] = queue.SimpleQueue()
-        app, nodes = ServerApp(), len(find(self.recipe).prepare(self.config).population)
+        app = ServerApp()
+        nodes = len(find(self.recipe).prepare(self.config).population)
         made: list[FlowerFleet] = []
 
         @app.main()
@@ -59,7 +64,7 @@ class Simulation(Wrapper):
                 self._over.set()
                 fleets.put(None)
                 for fleet in made:
-                    fleet.close()  # nobody is left to answer
+                    fleet.close()  # no client can answer any more
 
         self._engine = threading.Thread(target=engine, name="flower-engine", daemon=True)
         self._engine.start()

@@ -1,4 +1,4 @@
-"""The task that a Flower run asks for, and the client of it that a node is."""
+"""The task that a Flower run requests, and the client that a node is in it."""
 
 import functools
 import tomllib
@@ -27,7 +27,7 @@ def recipe_task(context: Context, instead: Mapping[str, Scalar] | None = None) -
 def settings_at_site(
     run_config: Mapping[str, Scalar], node_config: Mapping[str, Scalar], instead: Mapping[str, Scalar] | None = None
 ) -> str:
-    """The full configuration of a run as a site works by it: its own data are its own, and never dealt again."""
+    """The full configuration of a run as a site works by it: its own data are never partitioned again."""
     asked: dict[str, Any] = dict(run_config)
     own: dict[str, Scalar] = dict(instead or {})
     if "data" in node_config:  # last of all, so that no setting of the run points a node elsewhere
@@ -61,7 +61,7 @@ def recipe_from(toml: str) -> tuple[str, Any]:
 
 
 def settings_in(run_config: Mapping[str, Scalar], instead: Mapping[str, Scalar] | None = None) -> str:
-    """The full configuration that a Flower run asks for: its settings, then those in `set`, then those `instead`."""
+    """The full configuration that a Flower run requests: its settings, then those in `set`, then those `instead`."""
     name = str(run_config.get("recipe", "quickstart"))
     sets = [*assignments(run_config), *(instead or {}).items()]
     return configuration.dump(name, configuration.resolve(find(name).config, {}, sets))
@@ -73,7 +73,8 @@ def client_name(context: Context, task_of: TaskOf) -> ClientId:
         return str(context.node_config["name"])
     if "partition-id" not in context.node_config:
         raise ConfigError("this node has no name; start it with --node-config 'name=\"...\"'")
-    names, i = sorted(task_of(context).population), int(context.node_config["partition-id"])
+    names = sorted(task_of(context).population)
+    i = int(context.node_config["partition-id"])
     if not 0 <= i < len(names):
         raise ConfigError(f"partition {i} has no client: the task has {len(names)}")
     return names[i]

@@ -39,7 +39,8 @@ def server_app() -> ServerApp:
             table = {k: v for k, v in tomllib.loads(toml).items() if k != "recipe"}
             recipe, config = reopen(recipe, out, configuration.flatten(table))  # refuses other settings
         admitted = admitted_samples(Path(os.environ.get("MUTIRAO_SITE") or "."))
-        entitled, keepers = entitlement_here(), keepers_here(out)
+        entitled = entitlement_here()
+        keepers = keepers_here(out)
         fleet = FlowerFleet(grid, timeout, is_entitled=entitled, keeps_trail=keepers, admitted=admitted)
         execute(recipe, config, out, fleet=fleet, resume=resume, watch=Progress(config.rounds))
 
@@ -47,17 +48,17 @@ def server_app() -> ServerApp:
 
 
 def entitlement_here() -> IsEntitled:
-    """Who may have which name: on a server made by `mutirao site`, only the site whose key was admitted for it."""
+    """Which node may use which name: on a server made by `mutirao site`, only the site admitted under it."""
     folder = server_here()
     return functools.partial(is_entitled, folder) if folder else lambda name, node: True
 
 
 def keepers_here(out: Path) -> KeepsTrail:
-    """Whose replies must come with a head: there every site's, as each has a policy; else of those the run knows."""
+    """Which clients' replies need the head of an audit trail: on such a server all; else those in the run's trail."""
     return (lambda name: True) if server_here() else clients_with_trails(out / "audit.jsonl").__contains__
 
 
 def server_here() -> Path | None:
-    """The folder that `mutirao site` made for the server whose process this is; None without one."""
+    """The server folder of `mutirao site` that this process belongs to; None without one."""
     folder = os.environ.get(FOLDER_VARIABLE, "")
     return Path(folder) if folder and (Path(folder) / "sites").is_dir() else None

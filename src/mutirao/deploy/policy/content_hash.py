@@ -65,8 +65,10 @@ def sources(package: str) -> tuple[tuple[str, str], ...]:
         raise ConfigError(f"the sources of {package!r} cannot be found")
     file = Path(spec.origin)
     if spec.submodule_search_locations is None:
-        found, root = [file], file.parent
+        found = [file]
+        root = file.parent
     else:
-        found, root = [f for f in file.parent.rglob("*") if f.suffix in SOURCES and f.is_file()], file.parent.parent
+        found = [f for f in file.parent.rglob("*") if f.suffix in SOURCES and f.is_file()]
+        root = file.parent.parent
     named = sorted((f.relative_to(root).as_posix(), f) for f in found)
     return tuple((name, hashlib.sha256(f.read_bytes()).hexdigest()) for name, f in named)

@@ -71,7 +71,9 @@ def policy_for(recipes: Sequence[str] = (), sets: Sequence[tuple[str, Any]] = ()
 
     Where what a recipe needs cannot be found out here, the policy says why, and lets nothing leave.
     """
-    text, needed, unknown = policy_template(recipes, sets), Disclosure(), list[str]()
+    text = policy_template(recipes, sets)
+    needed = Disclosure()
+    unknown: list[str] = []
     for name in recipes:
         if ":" in name and not isinstance(load_name(name), Recipe):
             unknown.append(f"{name} is code of this site: only its authors can say what it needs")

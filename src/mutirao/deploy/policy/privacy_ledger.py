@@ -67,7 +67,7 @@ def cost(table: Releases, cover: PrivacyRules) -> float:
 
 
 def without_noise(table: Releases) -> Releases:
-    """The same releases without noise, as the server knows it and can subtract it: their epsilon is infinite."""
+    """The same releases without noise, which the server can subtract: their epsilon is infinite."""
     return functools.reduce(lambda out, row: add_releases(out, 0.0, row[1], int(row[2])), table.tolist(), NOTHING)
 
 

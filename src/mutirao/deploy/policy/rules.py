@@ -167,10 +167,8 @@ def is_allowed(name: str, patterns: Iterable[str]) -> bool:
 
 def load_policy(path: Path) -> Policy:
     """The policy in a file; ConfigError names a key that is unknown or wrong. Its records lie beside it."""
-    table, kinds = (
-        read_toml(path),
-        {"asked": RequestRules, "reply": ReplyRules, "privacy": PrivacyRules, "records": RecordPaths},
-    )
+    table = read_toml(path)
+    kinds = {"asked": RequestRules, "reply": ReplyRules, "privacy": PrivacyRules, "records": RecordPaths}
     known = {"recipes", "settings", "pinned", *kinds}
     for key in table:
         if key not in known:
@@ -249,7 +247,8 @@ def policy_template(recipes: Iterable[str] = (), sets: Iterable[tuple[str, Any]]
 
     They are pinned to their settings: the defaults, or what `sets` says.
     """
-    names, agreed = list(recipes), tuple(sets)
+    names = list(recipes)
+    agreed = tuple(sets)
     hashes = "\n".join(f'"{name}" = "{content_hash(name)}"' for name in names)
     pins = "\n\n".join(pin_lines(name, agreed) for name in names)
     text = TEMPLATE.replace("@RECIPES@", hashes or '# quickstart = "sha256:..."')
@@ -271,7 +270,7 @@ TEMPLATE = """\
 # data = "/srv/mutirao/data"
 # epochs = 1
 # secure = "secagg+"  # the server sees sums of updates alone, and nothing is answered in the clear
-# Noise that a run draws from its seed, which the server knows, is refused unless a line here says so:
+# Noise that a run derives from its seed, so that the server can subtract it, is refused unless allowed here:
 # privacy.repeatable = true
 
 # Settings of a run that must be as they are here, or it is refused: with another model, batch size or number of steps

@@ -1,1 +1,1 @@
-"""What the server of a federation runs: the SuperLink, who may reach it, and the runs handed over to it."""
+"""The server of a federation: the SuperLink, access to it, and the runs submitted to it."""

@@ -25,7 +25,8 @@ COMMANDS = {
 
 def main() -> None:
     """`flwr_command FOLDER COMMAND ...`: one of Flower's commands with its arguments, for the server of this folder."""
-    folder, name = Path(sys.argv[1]), sys.argv[2]
+    folder = Path(sys.argv[1])
+    name = sys.argv[2]
     sys.argv = [name, *sys.argv[3:]]
     try:
         server = load_server(folder)

@@ -65,7 +65,8 @@ def read_header(text: bytes) -> tuple[dict[str, Any], list[tuple[str, str, np.dt
     """The facts and the table of arrays in the JSON header of a frame; ProtocolError if it is invalid."""
     try:
         content = json.loads(text)
-        facts, rows = content["facts"], content["arrays"]
+        facts = content["facts"]
+        rows = content["arrays"]
         table = [table_entry(*row) for row in rows]
     except RecursionError as error:
         raise ProtocolError("the head of a frame is nested too deeply") from error
