@@ -252,7 +252,7 @@ def test_clients_of_numbers_judge_by_a_share_of_the_test_set() -> None:
 
 @pytest.mark.parametrize("target", [None, "lable"])
 def test_a_dict_of_columns_without_the_target_is_no_dict_of_clients(target: str | None) -> None:
-    with pytest.raises(ConfigError, match=f"there is no column '{target or 'y'}' to learn; target= says which it is"):
+    with pytest.raises(ConfigError, match=f"there is no column '{target or 'y'}' to learn; set target= to one of"):
         mu.run(model, {"x": X, "label": Y}, target=target)
 
 

@@ -139,7 +139,11 @@ def test_over_flower_all_is_as_in_process_and_nothing_personal_crosses_the_wire(
         ("quickstart", {"personal": "fedper", "secure": "secagg+"}, "secure=secagg.* reveals only sums"),
         ("quickstart", {"personal": "ditto", "privacy": "local"}, "with privacy=local clients report no metrics"),
         ("quickstart", {"personal": "fedper", "personal.layers": "9"}, "personal.layers: '9' fits none"),
-        ("quickstart", {"personal": "fedper", "personal.new": 0.99, "clients": 3}, "nobody is left to train"),
+        (
+            "quickstart",
+            {"personal": "fedper", "personal.new": 0.99, "clients": 3},
+            "none of 3 clients is left to train",
+        ),
         ("quickstart", {"personal": "fedper", "personal.new": 1.5}, "personal=fedper: new is 1.5"),
         ("quickstart", {"personal": "ditto", "personal.lam": -1.0}, "personal=ditto: lam is -1.0"),
         ("quickstart", {"personal": "fedprox"}, "no part is called 'fedprox'"),
@@ -147,7 +151,7 @@ def test_over_flower_all_is_as_in_process_and_nothing_personal_crosses_the_wire(
         ("groups", {"personal": "fedper"}, "personal=fedper: the flow of this recipe has its own models"),
         ("recsys", {"personal": "ditto"}, "personal=ditto: the flow of this recipe has its own models"),
         ("tabular", {"personal": "fedper", "test": 0.0}, "have no test data of their own"),
-        ("tabular", {"personal": "fedper", "model": "linear"}, "all that is trained would be personal"),
+        ("tabular", {"personal": "fedper", "model": "linear"}, "all trained arrays would be personal"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused_before_the_first_round(

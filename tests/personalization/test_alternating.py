@@ -170,11 +170,11 @@ def test_one_clients_trouble_is_its_own() -> None:
         (lambda: FedRecon(support=0.0), "support is 0.0"),
         (lambda: FedRecon(support=1.5), "support is 1.5"),
         (lambda: FedRecon(lr=-1.0), "lr is -1.0"),
-        (lambda: handler_of(FedRecon(layers="users")), "'users' fits none of the arrays that travel"),
-        (lambda: handler_of(FedRecon(layers="*")), "personal=fedrecon: all that is trained would be personal"),
+        (lambda: handler_of(FedRecon(layers="users")), "'users' matches none of the shared arrays"),
+        (lambda: handler_of(FedRecon(layers="*")), "personal=fedrecon: all trained arrays would be personal"),
         (
             lambda: handler_of(FedRecon(layers="user"), optimizer="adam", keep_optimizer=True),
-            "personal=fedrecon trains in two turns",
+            "personal=fedrecon trains in two phases",
         ),
     ],
 )

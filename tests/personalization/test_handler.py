@@ -407,7 +407,7 @@ def test_one_clients_trouble_is_its_own() -> None:
 
 
 def test_two_turns_do_not_keep_one_optimiser() -> None:
-    with pytest.raises(ConfigError, match="personal=fedrep trains in two turns"):
+    with pytest.raises(ConfigError, match="personal=fedrep trains in two phases"):
         made(FedRep(), optimizer="adam", keep_optimizer=True)
     handler, site = made(FedPer(), optimizer="adam", keep_optimizer=True), Site("ana", data())
     ask(handler, site, handler.initial(0))

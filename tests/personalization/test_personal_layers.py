@@ -25,7 +25,7 @@ def test_layers_by_name_are_arrays_or_whole_layers() -> None:
     names = list(deep().state_dict())
     assert matching_names(names, "4, 3.bias") == ["3.bias", "4.weight", "4.bias"]
     assert matching_names(names, "*.bias") == ["0.bias", "1.bias", "3.bias", "4.bias"]
-    with pytest.raises(ConfigError, match=r"personal\.layers: 'head' fits none of the arrays that travel: 0\.weight"):
+    with pytest.raises(ConfigError, match=r"personal\.layers: 'head' matches none of the shared arrays: 0\.weight"):
         matching_names(names, "4,head")
 
 
@@ -49,12 +49,12 @@ def frozen_body() -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "kind", "words"),
     [
-        (lambda: nn.Linear(2, 2), FedPer(), "personal=fedper: all that is trained would be personal"),
-        (lambda: nn.Linear(2, 2), FedBN(), "personal=fedbn: the model has no batch normalisation that is trained"),
-        (frozen_body, FedRep(), "personal=fedrep: all that is trained would be personal"),
-        (frozen_body, FedBN(), "personal=fedbn: the model has no batch normalisation that is trained"),
-        (deep, FedPer(layers="1.running_*"), "personal=fedper: nothing of 1.running_mean, 1.running_var is trained"),
-        (deep, FedPer(layers="*"), "all that is trained would be personal"),
+        (lambda: nn.Linear(2, 2), FedPer(), "personal=fedper: all trained arrays would be personal"),
+        (lambda: nn.Linear(2, 2), FedBN(), "personal=fedbn: the model has no trainable batch normalisation"),
+        (frozen_body, FedRep(), "personal=fedrep: all trained arrays would be personal"),
+        (frozen_body, FedBN(), "personal=fedbn: the model has no trainable batch normalisation"),
+        (deep, FedPer(layers="1.running_*"), "personal=fedper: none of 1.running_mean, 1.running_var is trained"),
+        (deep, FedPer(layers="*"), "all trained arrays would be personal"),
     ],
 )
 def test_what_cannot_be_personal_is_refused_by_name(model: object, kind: Settings, words: str) -> None:

@@ -112,7 +112,7 @@ def first_round(settings: dict[str, Any]) -> None:
     [
         ({"aggregate": "krum"}, "needs each update by itself"),
         ({"aggregate": "fedmedian"}, "needs each update by itself"),
-        ({"select": "aoi"}, "chooses by what clients tell"),
+        ({"select": "aoi"}, "selects by what clients report"),
         ({"min_replies": 2}, "min_replies"),
         ({"privacy.noise": 0.0}, "noise is 0.0, but must be above 0"),
         ({"privacy.delta": 1.5}, "delta is 1.5"),
@@ -414,7 +414,7 @@ def test_a_repeatable_run_makes_no_promise(tmp_path: Path, caplog: pytest.LogCap
     """Noise and draws follow from the seed: nowhere may a figure stand that reads as an epsilon."""
     config = iris_config(privacy="central", rounds=2, **{"privacy.repeatable": True})
     summary = execute("iris:iris", config, tmp_path / "run")
-    assert "NOBODY is protected" in caplog.text
+    assert "NO client is protected" in caplog.text
     assert "epsilon" not in summary["privacy"]
     assert "epsilon" not in summary["final"]
     assert summary["privacy"]["protects"].startswith("nobody: repeatable=true")
@@ -422,7 +422,7 @@ def test_a_repeatable_run_makes_no_promise(tmp_path: Path, caplog: pytest.LogCap
     assert "epsilon" not in (tmp_path / "run" / "history.csv").read_text().splitlines()[0].split(",")
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Not private" in page
-    assert "NOBODY" in (tmp_path / "run" / "run.log").read_text()
+    assert "NO client" in (tmp_path / "run" / "run.log").read_text()
 
 
 def test_a_clip_that_follows_the_updates_is_in_the_history_and_goes_on_when_resumed(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_a_reply_that_is_broken_is_a_failure_when_it_arrives_and_a_claimed_stale
         ({"aggregate.buffer": 7}, "aggregate.buffer is 7, but per_round lets only 6 clients train at once"),
         ({"min_replies": 4}, "min_replies is 4, but aggregate=fedbuff aggregates 3 replies"),
         ({"select.count": 3}, "select.count cannot be set with aggregate=fedbuff"),
-        ({"secure": "secagg+"}, "aggregate=fedbuff looks at single updates"),
+        ({"secure": "secagg+"}, "aggregate=fedbuff compares single updates"),
         ({"privacy": "central", "privacy.noise": 1.0}, "privacy=central adds noise to the mean update"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

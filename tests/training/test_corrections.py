@@ -222,5 +222,5 @@ def test_an_update_that_never_counted_is_undone_and_no_other(method: str) -> Non
 
 def test_nothing_is_undone_where_no_method_keeps_anything() -> None:
     trainer = Trainer(network)
-    with pytest.raises(Refused, match=r"^told\.counted: no method was told"):
+    with pytest.raises(Refused, match=r"^told\.counted: no method with client state was requested"):
         trainer(Request("train", trainer.initial(0), {"seed": 0, "round": 3, "counted": 1}), Site("ana", data("ana")))

@@ -147,8 +147,11 @@ def test_an_optimiser_of_ones_own_gives_the_same_bits_in_threads(engine: str) ->
         ({"optimizer": lambda p: None, "momentum": 0.9}, "momentum is 0.9, which a function that makes an optimiser"),
         ({"optimizer": lambda p: None, "weight_decay": 0.1}, "weight_decay is 0.1, which a function that makes"),
         ({"optimizer": 3}, "optimizer is 3, but must be one of sgd"),
-        ({"optimizer": torch.optim.Adam, "engine": "stacked"}, "engine is 'stacked', which knows optimisers by name"),
-        ({"optimizer": torch.optim.Adam, "engine": "fused"}, "engine is 'fused', which knows optimisers by name"),
+        (
+            {"optimizer": torch.optim.Adam, "engine": "stacked"},
+            "engine is 'stacked', which supports optimizers by name",
+        ),
+        ({"optimizer": torch.optim.Adam, "engine": "fused"}, "engine is 'fused', which supports optimizers by name"),
     ],
 )
 def test_what_an_optimiser_would_ignore_is_refused_by_name(wrong: dict[str, Any], says: str) -> None:
@@ -207,9 +210,9 @@ def test_an_optimisers_state_of_another_model_is_not_taken() -> None:
 
 def test_where_an_optimiser_cannot_be_kept_it_is_refused_by_name() -> None:
     for how, why in [
-        ({"engine": "fused"}, "engine=fused begins with a fresh optimiser"),
-        ({"engine": "stacked"}, "engine=stacked begins with a fresh optimiser"),
-        ({"optimizer": torch.optim.Adam}, "keep_optimizer is for optimisers by name"),
+        ({"engine": "fused"}, "engine=fused starts with a fresh optimizer"),
+        ({"engine": "stacked"}, "engine=stacked starts with a fresh optimizer"),
+        ({"optimizer": torch.optim.Adam}, "keep_optimizer needs an optimizer by name"),
     ]:
         with pytest.raises(ValueError, match=why):
             Trainer(net, keep_optimizer=True, **how)  # type: ignore[arg-type]

@@ -152,7 +152,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (
         {"ana": (X, Y)},
         {"model": frozen},
-        "the model has no parameter with requires_grad: there is nothing to train",
+        "the model has no parameter with requires_grad, so nothing can be trained",
     ),
     ({"ana": (X, Y)}, {"model": nn.Flatten}, "the model has no parameter with requires_grad"),
     ({"ana": (X, Y)}, {"model": lambda: Pair(4, 3)}, "client ana: the model gives a dict where classes need a tensor"),

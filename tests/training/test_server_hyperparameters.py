@@ -115,7 +115,7 @@ def test_a_key_that_nobody_knows_is_refused_by_name(do: str) -> None:
 def test_epochs_are_not_told_to_who_counts_steps() -> None:
     answer = ask(Trainer(net, steps=5), epochs=2)["c0"]
     assert isinstance(answer, Failure)
-    assert answer.reason == "told.epochs: so many as make 5 steps are made here"
+    assert answer.reason == "told.epochs: this client trains 5 steps, whatever the number of epochs"
 
 
 def test_a_user_of_the_recommender_refuses_a_rate_that_it_would_ignore() -> None:

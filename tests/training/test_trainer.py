@@ -167,7 +167,7 @@ def test_regression_has_a_loss_and_no_accuracy() -> None:
         (
             Request("evaluate", {}, CONFIG),
             ClientData(Samples(X, Y), Samples(X[:0], Y[:0])),
-            "no samples to be judged on",
+            "no samples to evaluate on",
         ),
         (Request("train", {}, CONFIG), (X, Y[:3]), "do not belong together"),
     ],

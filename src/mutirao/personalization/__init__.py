@@ -24,7 +24,7 @@ class Personal:
 
     name = "none"
     new: float = 0.0
-    whole: bool = True  # whether the run's model is whole, so that it can be judged by itself, too
+    whole: bool = True  # whether the run's model is complete, so that it can be evaluated by itself, too
 
     def at_client(self, handler: AnyHandler) -> AnyHandler:
         """The handler as the client runs it."""
@@ -36,9 +36,9 @@ class Personal:
             return frozenset()
         count = max(1, round(self.new * len(clients)))
         if count >= len(clients):
-            raise ConfigError(f"personal.new={self.new:g}: of {len(clients)} clients nobody is left to train")
-        drawn = rng(seed, 0, "new clients").choice(sorted(clients), count, replace=False)
-        return frozenset(str(client) for client in drawn)
+            raise ConfigError(f"personal.new={self.new:g}: none of {len(clients)} clients is left to train")
+        sampled = rng(seed, 0, "new clients").choice(sorted(clients), count, replace=False)
+        return frozenset(str(client) for client in sampled)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Settings(Personal):
 
     def __post_init__(self) -> None:
         check_setting("epochs", self.epochs >= 0, self.epochs, "0 (as many as of a round) or above")
-        check_setting("new", 0 <= self.new < 1, self.new, "0 (nobody) or above, and below 1")
+        check_setting("new", 0 <= self.new < 1, self.new, "0 (none) or above, and below 1")
 
     def at_client(self, handler: AnyHandler) -> AnyHandler:
         """The handler with a personal model."""

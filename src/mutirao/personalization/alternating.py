@@ -16,7 +16,7 @@ from mutirao.training.measurements import PROBED
 from mutirao.training.plain import Outcomes, PlainTrainer, Requests, Sites
 from mutirao.training.samples import ClientData, Samples
 
-ON_RECEIVED = PROBED | {"start_loss"}  # what is told of the model as it was received
+ON_RECEIVED = PROBED | {"start_loss"}  # metrics of the model as it was received
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class AlternatingTrainer(KeptLayersTrainer):
         """Wrap a trainer; personal and shared layers get a trainer each."""
         if trainer.keep_optimizer:
             raise ConfigError(
-                f"personal={kind.name} trains in two turns, each with a fresh optimiser; keep_optimizer is not"
+                f"personal={kind.name} trains in two phases, each with a fresh optimizer; leave keep_optimizer out"
             )
         made = super().of(trainer, kind)
         rest = [name for name in trainer.state_names.shared if name not in made.names]
@@ -59,8 +59,9 @@ class AlternatingTrainer(KeptLayersTrainer):
         for c, reply in work(self.backbone, then, {c: two[c] for c in then}).items():
             if isinstance(reply, Reply):
                 head = heads[c]
-                told = {k: v for k, v in head.metrics.items() if k in ON_RECEIVED} if isinstance(head, Reply) else {}
-                reply = replace(reply, metrics=reply.metrics | told)
+                if isinstance(head, Reply):
+                    received = {k: v for k, v in head.metrics.items() if k in ON_RECEIVED}
+                    reply = replace(reply, metrics=reply.metrics | received)
                 out[c] = self.finish_reply(reply, own_layers[c], sites[c])
             else:
                 out[c] = reply
@@ -75,7 +76,8 @@ class AlternatingTrainer(KeptLayersTrainer):
 class ReconstructingTrainer(AlternatingTrainer):
     """FedRecon: the personal layers are fitted to a part of the data, the support, the others to the rest.
 
-    Nothing is kept: whoever needs its own layers fits them again, from where all begin; to be judged, to all it has.
+    Nothing is kept: a client that needs its own layers fits them again from their initial values. For an evaluation it
+    fits them to all its data.
     """
 
     def phases(self, requests: Requests, sites: Sites) -> tuple[Sites, Sites]:

@@ -33,14 +33,14 @@ def last_layer_names(module: nn.Module, names: Sequence[str]) -> list[str]:
 def matching_names(names: Sequence[str], patterns: str) -> list[str]:
     """The arrays that match patterns, separated by commas, of array or layer names.
 
-    >>> named_layers(["0.weight", "2.weight", "2.bias"], "2")
+    >>> matching_names(["0.weight", "2.weight", "2.bias"], "2")
     ['2.weight', '2.bias']
     """
     wanted = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
     for pattern in wanted:
         if not any(matches_layer(name, pattern) for name in names):
             raise ConfigError(
-                f"personal.layers: {pattern!r} fits none of the arrays that travel: {list_some(list(names))}"
+                f"personal.layers: {pattern!r} matches none of the shared arrays: {list_some(list(names))}"
             )
     return [name for name in names if any(matches_layer(name, pattern) for pattern in wanted)]
 
@@ -53,7 +53,7 @@ def matches_layer(name: str, pattern: str) -> bool:
 def batch_norms(module: nn.Module, names: Sequence[str]) -> list[str]:
     """Weights, biases and statistics of all batch normalisation layers, restricted to `names`.
 
-    A layer of one's own counts if it says so: `is_batch_norm = True`.
+    A custom layer counts if it has the attribute `is_batch_norm = True`.
     """
     kind = nn.modules.batchnorm._BatchNorm
     parts = module.named_modules()
@@ -78,9 +78,9 @@ def freeze_others(make: Callable[[], nn.Module], names: Collection[str]) -> nn.M
 
 
 PREFIX = "personal."
-# What corrects the steps of a whole model: its vectors do not fit a part of one.
+# Corrections concern all arrays of a model: their vectors do not fit a part of one.
 WHOLE_MODEL_ONLY = {"config:correct", "comes:control", "extras:control"}
-Work = Callable[[Any, Requests, Sites], Outcomes]  # how clients are asked: each by itself, or all at once
+Work = Callable[[Any, Requests, Sites], Outcomes]  # how clients are asked: one by one, or all at once
 Models = dict[ClientId, Arrays]
 
 
@@ -288,14 +288,11 @@ class SecondModelTrainer(PersonalTrainer):
         """The requests with Ditto's pull towards the models of `common`."""
         kind = self.kind
         mu = kind.lam if isinstance(kind, Ditto) else 0.0
-        return {
-            c: replace(
-                r,
-                config={**r.config, "mu": mu},
-                extras={ANCHOR + name: array for name, array in common[c].arrays.items()},
-            )
-            for c, r in requests.items()
-        }
+        out: dict[ClientId, Request] = {}
+        for client, request in requests.items():
+            anchor = {ANCHOR + name: array for name, array in common[client].arrays.items()}
+            out[client] = replace(request, config={**request.config, "mu": mu}, extras=anchor)
+        return out
 
     def own_model(self, request: Request, site: Site) -> Arrays | None:
         """The second model."""
@@ -328,22 +325,22 @@ def personal_names(trainer: PlainTrainer, kind: Settings) -> list[str]:
     if isinstance(kind, FedBN):
         found = batch_norms(module, travels)
         if not found:
-            raise ConfigError("personal=fedbn: the model has no batch normalisation that is trained; use fedper")
+            raise ConfigError("personal=fedbn: the model has no trainable batch normalisation; use fedper")
     else:
         found = matching_names(travels, named) if named else last_layer_names(module, travels)
     trained = {name for name, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
     if trained.isdisjoint(found):
-        raise ConfigError(f"personal={kind.name}: nothing of {', '.join(found[:3])} is trained")
+        raise ConfigError(f"personal={kind.name}: none of {', '.join(found[:3])} is trained")
     if trained <= set(found):
         right = "train more of the model, or use ditto or finetune"
-        raise ConfigError(f"personal={kind.name}: all that is trained would be personal, and nothing shared; {right}")
+        raise ConfigError(f"personal={kind.name}: all trained arrays would be personal, and none shared; {right}")
     return found
 
 
 def save_personal(site: Site, arrays: Arrays) -> Failure | None:
     """Save personal arrays in the site's state; a Failure if they are not finite."""
     if not is_finite(arrays):
-        return Failure("not_finite", "what is personal holds NaN or infinity; try a smaller learning rate")
+        return Failure("not_finite", "the personal arrays hold NaN or infinity; try a smaller learning rate")
     site.state.update({PREFIX + name: array for name, array in arrays.items()})
     return None
 

@@ -62,9 +62,9 @@ class NoPrivacy(Privacy):
 class Central(Settings):
     """The server clips each client's update to `clip` and adds noise to their sum: x' = x + (sum_k d_k + N) / m.
 
-    N is Gaussian with deviation `noise` x `clip`, m the number of clients expected a round, whoever came. Each client
-    takes part with probability m / clients, independently, in place of `select=uniform`. The unit that is protected
-    is a client with all its data. McMahan, Ramage, Talwar and Zhang, 2018.
+    N is Gaussian with deviation `noise` x `clip`, m the expected number of clients a round, however many came. Each
+    client takes part with probability m / clients, independently, in place of `select=uniform`. It protects a client with
+    all its data. McMahan, Ramage, Talwar and Zhang, 2018.
 
     With `clip_quantile` above 0 the clip follows that quantile of the updates' lengths, beginning at `clip`; the share
     of clients below it gets noise of deviation `clip_noise` (0: m / 20, or `noise` if that is more), and the updates
@@ -95,8 +95,8 @@ class Central(Settings):
             )
         if config.screen.name != "none":
             raise ConfigError(
-                f"screen={config.screen.name} cannot be set with privacy=central: whom it drops depends on the others, "
-                "which the account does not cover"
+                f"screen={config.screen.name} cannot be set with privacy=central: which clients it drops depends "
+                "on the others, which the account does not cover"
             )
         if config.min_replies:
             raise ConfigError("min_replies cannot be set with privacy=central, where the number selected is random")
@@ -115,9 +115,10 @@ class Central(Settings):
             return Poisson(rate, self.repeatable), rate, max(1.0, expected)
         if isinstance(select, RoundRobin) or select is everyone:
             count = select.count if isinstance(select, RoundRobin) else clients
-            return select, 1.0, max(1.0, how_many(count, clients))  # nobody's turn is secret
+            # The order is public, so nothing is gained by sampling.
+            return select, 1.0, max(1.0, how_many(count, clients))
         raise ConfigError(
-            f"privacy=central needs select=uniform, roundrobin or everyone: {select!r} chooses by what clients tell"
+            f"privacy=central needs select=uniform, roundrobin or everyone: {select!r} selects by what clients report"
         )
 
     def adaptive_clip(self, noise: float, expected: float) -> AdaptiveClip | None:
@@ -161,7 +162,7 @@ class AtClient(Settings):
     def at_server(self, select: AnySelector, aggregate: AnyAggregator, clients: int, config: Any) -> AtServer:
         """Selector and aggregator unchanged; clients send updates and no metrics."""
         if config.clients_every > 0:
-            raise ConfigError(f"clients_every cannot be set with {self!r}: clients tell no metrics")
+            raise ConfigError(f"clients_every cannot be set with {self!r}: clients send no metrics")
         return select, aggregate
 
     def spent(self, run: Run) -> float | None:
@@ -176,21 +177,27 @@ class AtClient(Settings):
     def highest(self, run: Run, figure: str, more: int, fewest: float) -> float:
         """The highest reported figure, each limited to what the client can have spent if it answered every request.
 
-        Those told most are looked at first: as a rule one is enough.
+        The highest reports are checked first: usually one is enough.
         """
         roster = run.roster
         most = 0.0
-        told = roster.figure(figure, 0.0)
-        for i in np.argsort(-told, kind="stable").tolist():
-            if told[i] <= most:
+        reported = roster.figure(figure, 0.0)
+        for i in np.argsort(-reported, kind="stable").tolist():
+            if reported[i] <= most:
                 break
             n = max(fewest, min(int(roster.n[i]), int(roster.first_n[i])))
             noise, rate, times = self.releases(n)
             table = add_releases(worst_case(tables_in(run.memory)), noise, rate, times * (int(roster.asked[i]) + more))
             limit = epsilon(table, self.delta)  # by rdp, which is quick and above prv
-            if told[i] > 1.001 * limit:
-                log.warning("%s tells %s=%.4g; %.4g counts, the most it can be", roster.ids[i], figure, told[i], limit)
-            most = max(most, min(float(told[i]), limit))
+            if reported[i] > 1.001 * limit:
+                log.warning(
+                    "%s reports %s=%.4g; %.4g is used, its highest possible value",
+                    roster.ids[i],
+                    figure,
+                    reported[i],
+                    limit,
+                )
+            most = max(most, min(float(reported[i]), limit))
         return most
 
     @abstractmethod
@@ -216,7 +223,7 @@ class AtClient(Settings):
 class Local(AtClient):
     """Each client clips its update to `clip` and adds noise of deviation `noise` x `clip` before anything leaves.
 
-    No two data sets a client may hold can be told apart, so the sensitivity is 2 `clip`; nothing is gained by
+    Any two data sets of a client are indistinguishable, so the sensitivity is 2 `clip`; nothing is gained by
     sampling, since the server knows who took part. Metrics, extras and the number of samples do not leave.
 
     >>> Local(noise=4.0, clip=0.5).deviation  # times the clip; an account enters half of it
@@ -360,11 +367,11 @@ def within_budget(
                 "the model of that round is kept"
             )
         if (done := next(rounds, None)) is None:
-            # All rounds are made, or all groups have settled
+            # All rounds are made, or all groups have converged.
             return
         if figures := privacy.figures(run):
             for name in (EPSILON, NEXT):
-                done.row.pop(f"train_{name}", None)  # the mean over clients says nothing
+                done.row.pop(f"train_{name}", None)  # their mean over clients has no meaning
             done.row.update(figures)
         yield done
 
@@ -378,8 +385,9 @@ def build_privacy(config: Any) -> Privacy:
     ('Local', 50, 8.0)
     """
     part = config.privacy
-    said = config.privacy.settings
-    if said.get("epsilon") and "noise" in said and "rounds" not in said:  # with `rounds`, a run has found it before
+    settings = part.settings
+    # With `rounds`, a run has written down the noise that it found.
+    if settings.get("epsilon") and "noise" in settings and "rounds" not in settings:
         raise ConfigError("privacy.noise and privacy.epsilon are both set: epsilon finds the noise, so leave one out")
     made: Privacy = build("privacy", part, rounds=config.rounds, batch_size=config.batch_size, epochs=config.epochs)
     return made
@@ -394,15 +402,19 @@ def resolve_privacy(config: Any, clients: int) -> Part:
         noise = f"noise {found['noise']:.4g}" if "noise" in found else "each client finds its own noise"
         log.warning("privacy.epsilon=%g over %s rounds: %s", part.settings["epsilon"], found["rounds"], noise)
     if privacy.repeatable:
-        log.warning("privacy.repeatable=true: noise and draws follow from the seed, so that NOBODY is protected")
+        log.warning("privacy.repeatable=true: noise and sampling follow from the seed, so that NO client is protected")
     return Part(part.name, {**part.settings, **found}, part.home)
 
 
 def without_resolved(part: Part) -> Part:
     """The privacy settings as the user set them, without those that `resolve_privacy` added."""
-    said = part.settings
-    drop = {"noise", "rounds"} if said.get("epsilon") else {"noise"} if said.get("noise") == NOISE else set()
-    return Part(part.name, {k: v for k, v in said.items() if k not in drop}, part.home)
+    settings = part.settings
+    drop: set[str] = set()
+    if settings.get("epsilon"):
+        drop = {"noise", "rounds"}
+    elif settings.get("noise") == NOISE:
+        drop = {"noise"}
+    return Part(part.name, {k: v for k, v in settings.items() if k not in drop}, part.home)
 
 
 def privacy_summary(part: Part, run: Run) -> dict[str, Any] | None:
@@ -413,5 +425,5 @@ def privacy_summary(part: Part, run: Run) -> dict[str, Any] | None:
         return None
     protects = "nobody: repeatable=true, so that noise and draws follow from the seed"
     terms = {"target" if k == EPSILON else k: v for k, v in part.settings.items() if k != EPSILON or v}
-    whom = protects if privacy.repeatable else privacy.protects
-    return {"kind": part.name, "protects": whom, privacy.column: spent, **terms, "budget": privacy.budget}
+    protected = protects if privacy.repeatable else privacy.protects
+    return {"kind": part.name, "protects": protected, privacy.column: spent, **terms, "budget": privacy.budget}

@@ -24,8 +24,8 @@ CLIP = "privacy.clip"  # where a clip that moves lies: of the last round, and of
 class Poisson:
     """Each available client with the same probability, independently; sometimes none (Poisson sampling).
 
-    The account counts on nobody knowing who was drawn, and every client is told the run's seed: so the seed decides
-    nothing here, unless it is to be `repeatable`.
+    The account assumes that the sample is secret, and every client receives the run's seed. So the seed decides nothing
+    here, unless `repeatable` is set.
 
     >>> roster = Roster()
     >>> roster.meet([f"c{i}" for i in range(100)])
@@ -50,7 +50,7 @@ class NoisyMean:
     """An aggregator that sees a single model: the current one moved by the noised mean of clipped updates.
 
     x' = x + (sum_k d_k + N) / m, each d_k cut to length C, N Gaussian of deviation noise x C, m `expected` clients.
-    Arrays that are not of floating point stay as they are: a client's counter would tell of it.
+    Arrays that are not floating-point stay as they are: a client's counter would reveal it.
     """
 
     then: AnyAggregator

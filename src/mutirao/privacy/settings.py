@@ -18,13 +18,11 @@ from mutirao.selection import check_setting
 
 NextRound = Sequence[tuple[Arrays, AnyAggregator]]  # of each model of the round to come: its memory, its aggregator
 AtServer = tuple[AnySelector, AnyAggregator]
-# What a client tells of its own account: spent, and after one more round
+# Metrics of a client's own account: spent, and after one more round.
 EPSILON = "epsilon"
 NEXT = "epsilon_next"
 NOISE = 1.0  # unless it is said or found
-EPSILON_IF_SECRET = (
-    "epsilon_if_secret"  # what it would be if the noise were not `repeatable`: nobody shall take it for epsilon
-)
+EPSILON_IF_SECRET = "epsilon_if_secret"  # under `repeatable` noise, so that it is not mistaken for epsilon
 
 
 class Privacy:
@@ -76,7 +74,7 @@ class Settings(Privacy):
     Instead of the noise, `epsilon` can be set: what `rounds` rounds shall cost together, which is then the budget too.
     """
 
-    noise: float | None = None  # None: as `epsilon` asks for, or else 1
+    noise: float | None = None  # None: what `epsilon` requires, or else 1
     clip: float = 1.0
     delta: float = 1e-5
     budget: float = 0.0

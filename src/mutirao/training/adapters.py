@@ -33,7 +33,7 @@ def read_data(data: Any, target: str, limit: int) -> Pair:
         data = dataset_of(data)
     if isinstance(data, IterableDataset):
         raise ValueError(
-            f"{describe_type(data)} has no length, and batches cannot be drawn of it; give a map-style Dataset"
+            f"{describe_type(data)} has no length, so batches cannot be sampled from it; give a map-style Dataset"
         )
     if isinstance(data, TensorDataset):
         return split_item(data.tensors, target)
@@ -45,7 +45,7 @@ def read_data(data: Any, target: str, limit: int) -> Pair:
         return join_columns(dict(data), target)
     if isinstance(data, tuple | list):
         if len(data) != 2:
-            raise ValueError(f"a {type(data).__name__} of {len(data)} is no pair (x, y); {SUPPORTED}")
+            raise ValueError(f"a {type(data).__name__} of {len(data)} is not a pair (x, y); {SUPPORTED}")
         x, y = data
         return (stack_columns({str(c): x[c] for c in x.columns}) if is_frame(x) else x), y
     if isinstance(data, Dataset) or (hasattr(data, "__getitem__") and not isinstance(data, str | np.ndarray | Tensor)):
@@ -80,7 +80,7 @@ def dataset_of(loader: "DataLoader[Any]") -> Any:
 def join_columns(columns: Mapping[str, Any], target: str) -> Pair:
     """Inputs and labels from named columns."""
     if target not in columns:
-        raise ValueError(f"there is no column {target!r} to learn; target= says which it is: {', '.join(columns)}")
+        raise ValueError(f"there is no column {target!r} to learn; set target= to one of: {', '.join(columns)}")
     for name, column in columns.items():
         if isinstance(column, Dataset | Mapping) or is_frame(column) or hasattr(column, "column_names"):
             raise ValueError(f"{name!r} holds {describe_type(column)}, not a column; give data[{name!r}]")
@@ -91,7 +91,7 @@ def join_columns(columns: Mapping[str, Any], target: str) -> Pair:
 def stack_columns(columns: Mapping[str, Any]) -> Inputs:
     """Columns of one number a row as one matrix, in their order; a dict of tensors if a column has more."""
     if not columns:
-        raise ValueError("there is no column besides the one to learn")
+        raise ValueError("there is no input column besides the target")
     tensors = {str(name): as_tensor(column, f"column {str(name)!r}") for name, column in columns.items()}
     lengths = {name: len(t) for name, t in tensors.items()}
     if len(set(lengths.values())) > 1:
@@ -112,10 +112,10 @@ def split_item(item: Any, target: str) -> Pair:
     """Inputs and label of one sample, or of all of them at once: (x, y), (x, z, y), or a dict with the target."""
     if isinstance(item, Mapping):
         if target not in item:
-            raise ValueError(f"a sample has no {target!r} to learn; target= says which it is: {', '.join(item)}")
+            raise ValueError(f"a sample has no {target!r} to learn; set target= to one of: {', '.join(item)}")
         rest = {str(k): as_input_tensor(v, f"{k!r} of a sample") for k, v in item.items() if k != target}
         if not rest:
-            raise ValueError(f"a sample has nothing but {target!r}")
+            raise ValueError(f"a sample has no inputs besides {target!r}")
         return join_tensors(rest, rows=0), as_labels(item[target], repr(target))
     if not isinstance(item, tuple | list) or len(item) < 2:
         raise ValueError(f"a sample is {describe_type(item)}, not (x, y) or a dict with the target")
@@ -168,13 +168,13 @@ def read_items(data: Any, target: str, limit: int) -> Pair:
         lambda i: split_item(data[i], target)[0], count, example, limit if whole else limit // LAZY_DIVISOR
     )
     labels = y.new_empty((count, *y.shape))
-    stored_labels_found = None if whole else stored_labels(data, target, y)
-    for i in range(count) if stored_labels_found is None else ():
+    labels_found = None if whole else stored_labels(data, target, y)
+    for i in range(count) if labels_found is None else ():
         found, label = split_item(data[i], target)
         check_shapes((y, label), "labels")
         labels[i] = label
         lazy.keep(i, found)
-    return (lazy.whole() if whole else lazy), labels if stored_labels_found is None else stored_labels_found
+    return (lazy.whole() if whole else lazy), labels if labels_found is None else labels_found
 
 
 def size_of(x: Inputs | LazyInputs) -> int:

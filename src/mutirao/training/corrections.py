@@ -46,10 +46,10 @@ def add_correction(trainer: PlainTrainer, request: Request, site: Site) -> Reque
     method = request.config.get("correct")
     if method is None:
         if "counted" in request.config:
-            raise Refused("told.counted", "no method was told that keeps anything here which could be undone")
+            raise Refused("told.counted", "no method with client state was requested, so there is nothing to undo")
         return request
     if "config:correct" in missing_capabilities(trainer):
-        raise Refused("told.correct", "steps are corrected with plain SGD alone, without clipping")
+        raise Refused("told.correct", "corrections need plain SGD without clipping")
     undo_uncounted(site, request.config)
     if method == "feddyn":
         correction = feddyn.correction(request.arrays, feddyn_state(site))
@@ -67,12 +67,12 @@ def finish_correction(trainer: PlainTrainer, request: Request, site: Site, reply
         return reply
     hyperparameters = trainer.hyperparameters(request.config)
     steps = len(hyperparameters.lengths(len(samples), trainer.needs_two_samples()))
-    told = {}
+    metrics: dict[str, float] = {}
     extras = {}
     if EFFECTIVE_STEPS in wanted:
-        told[EFFECTIVE_STEPS] = effective_steps(hyperparameters.lr, trainer.momentum, hyperparameters.mu, steps)
+        metrics[EFFECTIVE_STEPS] = effective_steps(hyperparameters.lr, trainer.momentum, hyperparameters.mu, steps)
     if "start_loss" in wanted:
-        told["start_loss"] = evaluate_model(trainer, request.arrays, samples)["loss"]
+        metrics["start_loss"] = evaluate_model(trainer, request.arrays, samples)["loss"]
     if method == "feddyn":
         state = feddyn.update_gradient(request.arrays, reply.arrays, feddyn_state(site), hyperparameters.mu)
         store_state(site, {FEDDYN + k: v for k, v in state.items()}, request.config)
@@ -84,10 +84,10 @@ def finish_correction(trainer: PlainTrainer, request: Request, site: Site, reply
             change = own - (before if before is not None and before.shape == own.shape else 0.0)
             extras["control"] = change.astype(np.float32)
         else:
-            reach = effective_steps(hyperparameters.lr, trainer.momentum, hyperparameters.mu, steps)
-            own = scaffold.update_control(request.arrays, reply.arrays, correction, reach)
+            taken = effective_steps(hyperparameters.lr, trainer.momentum, hyperparameters.mu, steps)
+            own = scaffold.update_control(request.arrays, reply.arrays, correction, taken)
         store_state(site, {CONTROL: own.astype(np.float32)}, request.config)
-    return replace(reply, metrics=reply.metrics | told, extras=reply.extras | extras)
+    return replace(reply, metrics=reply.metrics | metrics, extras=reply.extras | extras)
 
 
 def store_state(site: Site, new: Arrays, config: Mapping[str, Scalar]) -> None:

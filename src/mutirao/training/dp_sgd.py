@@ -28,9 +28,9 @@ SUPPORTED = ("lr", "mu")  # how many steps there are, and of how many samples, i
 class PrivateTrainer:
     """A handler that trains as `trainer` does, with Opacus's clipped and noised gradients.
 
-    Batches are drawn by Poisson sampling with rate batch_size / n, as many as the trainer would make. Which samples
-    were drawn must stay unknown for the account to hold, so that they do not come from the run's seed either; what
-    dropout leaves out may be known, as the bound on a sample holds whatever it is.
+    Batches come from Poisson sampling with rate batch_size / n, as many as the trainer would make. The account only
+    holds if the sampled batches stay secret, so they do not depend on the run's seed. Dropout masks may be known: the
+    bound on each sample's gradient holds for any mask.
     """
 
     trainer: PlainTrainer
@@ -111,12 +111,12 @@ class PrivateTrainer:
                     x, y = samples.batch(rows)
                     trainer.loss(call_model(model, x, module.forward), y).backward()  # type: ignore[no-untyped-call]
                 else:
-                    for p in weights:  # nobody was drawn: a step of noise alone
+                    for p in weights:  # an empty batch: a step of noise alone
                         p.grad_sample = torch.zeros((0, *p.shape))  # type: ignore[attr-defined]
                 private.pre_step()
                 for p in weights:
-                    drawn = draw.normal(0.0, noise * clip / expected, tuple(p.shape))
-                    p.grad = p.grad + torch.from_numpy(drawn).to(p)  # type: ignore[operator]  # `pre_step` has just made it
+                    sample = draw.normal(0.0, noise * clip / expected, tuple(p.shape))
+                    p.grad = p.grad + torch.from_numpy(sample).to(p)  # type: ignore[operator]  # `pre_step` has just made it
                 optimizer.step()
         trained = arrays_of(module, trainer.state_names.shared)
         moved = {k for k, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}

@@ -40,7 +40,7 @@ def to_tensor(values: Any, what: str, right: str) -> Tensor:
     try:
         array = np.asarray(values)
     except ValueError:
-        raise ValueError(f"{what}: its rows differ in shape, and a tensor needs them alike") from None
+        raise ValueError(f"{what}: its rows differ in shape; a tensor needs rows of one shape") from None
     if array.dtype.kind == "O":
         array = numbers_of_objects(array, what, right)
     if array.dtype.kind not in "biuf":
@@ -50,7 +50,9 @@ def to_tensor(values: Any, what: str, right: str) -> Tensor:
     if array.dtype.kind == "u" and array.itemsize > 1:
         array = array.astype(np.int64)  # torch does next to nothing with these
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nobody writes to samples
+        warnings.filterwarnings(
+            "ignore", message="The given NumPy array is not writable"
+        )  # samples are never written to
         if array.ndim:
             return torch.from_numpy(array)
         return torch.tensor(array.item())

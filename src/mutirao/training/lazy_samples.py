@@ -19,8 +19,8 @@ Read = Callable[[int], Any]
 class LazyInputs:
     """The inputs of `count` samples, of which at most `keep` bytes are held; `read(i)` gives those of the i-th.
 
-    `example` is the inputs of a first batch of one, which tell shapes and types. Several threads may fetch; one reads
-    at a time, as few Datasets allow more.
+    `example` is the inputs of a first batch of one, with the shapes and dtypes of all. Several threads may fetch; only
+    one reads at a time, as few Datasets allow more.
     """
 
     def __init__(self, read: Read, count: int, example: Any, keep: int) -> None:

@@ -108,7 +108,7 @@ def is_classes(y: Tensor) -> bool:
 def per_sample_losses(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
     """The loss of each sample by itself.
 
-    Their mean is the loss of the batch if the loss is a mean over samples, which is for the caller to prove.
+    Their mean is the loss of the batch if the loss is a mean over samples, which the code that calls this must verify.
     """
     if is_cross_entropy(loss, outputs, y):
         classes = torch.arange(

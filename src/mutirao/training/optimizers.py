@@ -25,11 +25,12 @@ WITH_MOMENTUM = ("sgd", "rmsprop")
 
 @dataclass(eq=False)
 class LocalOptimizer:
-    """The optimisers by name, bit for bit as in torch.optim, whose first use imports torch's compiler, for seconds.
+    """A local optimizer: by name, bit for bit as in torch.optim, or one of torch's own.
 
-    What is no name is made by torch: a class with these settings, or whatever a function makes of the weights, its
-    rates times `scale`. Before a step b + mu (w - a) is added to the gradients, where a are the `anchors`, or else the
-    weights as they are now, and b the `corrections`, if there are any; then `clip` shortens them.
+    The named ones are ours because the first use of torch.optim imports torch's compiler, which takes seconds. A class
+    is created with these settings; a function creates its optimizer from the weights, and its rates are multiplied by
+    `scale`. Before each step, b + mu (w - a) is added to the gradients: a are the `anchors` or the initial weights, b
+    the `corrections`. Then gradients are clipped to length `clip`.
     """
 
     weights: list[nn.Parameter]
@@ -76,24 +77,23 @@ class LocalOptimizer:
 
     def state(self) -> Arrays:
         """The optimizer's state: the number of steps, and the moments of each weight."""
-        moments_of = {
-            f"{STATE_PREFIX}{i}.{j}": m.cpu().numpy().copy()
-            for i, held in self.moments.items()
-            for j, m in enumerate(held)
-        }
-        return {f"{STATE_PREFIX}count": np.array(self.count, np.int64)} | moments_of
+        state: Arrays = {f"{STATE_PREFIX}count": np.array(self.count, np.int64)}
+        for i, moments in self.moments.items():
+            for j, moment in enumerate(moments):
+                state[f"{STATE_PREFIX}{i}.{j}"] = moment.cpu().numpy().copy()
+        return state
 
     def load_state(self, state: Arrays) -> None:
         """Continue from a stored `state`; without one, start fresh."""
-        moments_of = {k.removeprefix(STATE_PREFIX): v for k, v in state.items() if k.startswith(STATE_PREFIX)}
-        if not moments_of:
+        stored = {k.removeprefix(STATE_PREFIX): v for k, v in state.items() if k.startswith(STATE_PREFIX)}
+        if not stored:
             return
-        self.count = int(moments_of.pop("count", 0))
-        for name in sorted(moments_of, key=lambda name: [int(part) for part in name.split(".")]):
+        self.count = int(stored.pop("count", 0))
+        for name in sorted(stored, key=lambda name: [int(part) for part in name.split(".")]):
             i = int(name.partition(".")[0])
-            if i >= len(self.weights) or moments_of[name].shape != tuple(self.weights[i].shape):
-                raise ValueError("the optimiser's state that is kept here is of another model")
-            self.moments.setdefault(i, []).append(torch.from_numpy(moments_of[name].copy()).to(self.weights[i]))
+            if i >= len(self.weights) or stored[name].shape != tuple(self.weights[i].shape):
+                raise ValueError("the optimizer's stored state is of another model")
+            self.moments.setdefault(i, []).append(torch.from_numpy(stored[name].copy()).to(self.weights[i]))
 
     def step_sgd(self) -> None:
         """SGD: v = m v + g, w = w - lr v; without momentum v = g."""

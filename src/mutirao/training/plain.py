@@ -48,7 +48,7 @@ Requests = Mapping[ClientId, Request]
 Sites = Mapping[ClientId, Site]
 Outcomes = dict[ClientId, Reply | Failure]
 Randomness = Callable[[int], contextlib.AbstractContextManager[Any]]
-Transform = Callable[[Any, np.random.Generator], Any]  # inputs of a batch -> others, drawn from the generator alone
+Transform = Callable[[Any, np.random.Generator], Any]  # inputs of a batch -> other inputs, random by the generator only
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,15 @@ class PlainTrainer:
     batch_size: int = 32
     mu: float = 0.0
     clip: float = 0.0
-    share: str = ""  # what travels: patterns of names, separated by commas; by default what is trained
+    share: str = ""  # patterns of shared arrays, separated by commas; by default the trained ones
     engine: str = "auto"
     device: str = "cpu"
     precision: str = "float32"
-    figures: Callable[[Array, Array], Mapping[str, float]] | None = None  # of outputs and labels, when it judges
-    transform: Transform | None = None  # of each batch that is trained on, never of one that is judged
-    keep_optimizer: bool = False  # whether a client's optimiser goes on in the next round where it was, or begins anew
+    figures: Callable[[Array, Array], Mapping[str, float]] | None = (
+        None  # further metrics of outputs and labels in an evaluation
+    )
+    transform: Transform | None = None  # applied to training batches, never in an evaluation
+    keep_optimizer: bool = False  # whether a client keeps its optimizer's state for the next round
     workers: int = field(default=0, repr=False, compare=False)  # 0: one a core; no result depends on it
     _thread: threading.local = field(default_factory=threading.local, init=False, repr=False, compare=False)
     _cache: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # by the engine
@@ -98,15 +100,15 @@ class PlainTrainer:
         if fault := optimizer_fault(self.optimizer, self.momentum, self.weight_decay):
             raise ValueError(fault)
         if callable(self.optimizer) and self.engine in ("fused", "stacked"):
-            raise ValueError(f"engine is {self.engine!r}, which knows optimisers by name alone; use auto")
+            raise ValueError(f"engine is {self.engine!r}, which supports optimizers by name only; use auto")
         if self.transform is not None and self.engine in ("fused", "stacked"):
             raise ValueError(f"engine={self.engine} cannot apply a transform; use auto, threads or plain")
         if self.keep_optimizer and self.engine in ("fused", "stacked"):
             raise ValueError(
-                f"engine={self.engine} begins with a fresh optimiser; keep_optimizer needs threads or plain"
+                f"engine={self.engine} starts with a fresh optimizer; keep_optimizer needs threads or plain"
             )
         if self.keep_optimizer and callable(self.optimizer):
-            raise ValueError(f"keep_optimizer is for optimisers by name: {', '.join(OPTIMIZERS)}")
+            raise ValueError(f"keep_optimizer needs an optimizer by name: {', '.join(OPTIMIZERS)}")
 
     @classmethod
     def of(cls, config: Common, model: Callable[[], nn.Module], **more: Any) -> Self:
@@ -136,7 +138,7 @@ class PlainTrainer:
         If `extras` names them also `rms_loss`, sqrt(mean loss^2), and `gradient_norm`, |d mean loss / d weights|.
         """
         if len(samples) == 0:
-            raise ValueError("has no samples to be probed on")
+            raise ValueError("has no samples to probe the model on")
         model = self.fill(arrays).eval()
         x, y = self.to_device(samples).batch(slice(0, most))
         with one_thread(), torch.inference_mode():
@@ -204,13 +206,13 @@ class PlainTrainer:
 
     def hyperparameters(self, config: Mapping[str, Scalar]) -> LocalHyperparameters:
         """The hyperparameters of a round: those that the server sends, otherwise the configured and scheduled ones."""
-        told = read_hyperparameters(config)
-        if self.steps and "epochs" in told:
-            raise Refused("told.epochs", f"so many as make {self.steps} steps are made here")
-        lr = told["lr"] if "lr" in told else self.lr * factor_of(self.schedule, int(config["round"]))
-        epochs = told.get("epochs", self.epochs)
-        size = told.get("batch_size", self.batch_size)
-        return LocalHyperparameters(lr, epochs, self.steps, size, told.get("mu", self.mu))
+        requested = read_hyperparameters(config)
+        if self.steps and "epochs" in requested:
+            raise Refused("told.epochs", f"this client trains {self.steps} steps, whatever the number of epochs")
+        lr = requested["lr"] if "lr" in requested else self.lr * factor_of(self.schedule, int(config["round"]))
+        epochs = requested.get("epochs", self.epochs)
+        size = requested.get("batch_size", self.batch_size)
+        return LocalHyperparameters(lr, epochs, self.steps, size, requested.get("mu", self.mu))
 
     def make_optimizer(
         self, weights: list[nn.Parameter], hyperparameters: LocalHyperparameters, **pulls: Any
@@ -236,7 +238,7 @@ class PlainTrainer:
 
     def make(self) -> nn.Module:
         """A new module for one thread, on the training device and in the memory layout that convolutions prefer."""
-        with seeded(0):  # making it must not move anybody's randomness
+        with seeded(0):  # the global generator must stay as it is
             module: nn.Module = self.model().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if self.torch_device().type != "cpu":
             return module.to(self.torch_device())

@@ -117,7 +117,7 @@ def merge_store(some: Sequence[tuple[ClientId, Samples]], test: bool) -> SampleS
     return SampleStore(first.x, first.y, [name for name, _ in some], np.concatenate(rows), offsets, test=test)
 
 
-LAZY_CLIENTS_CHECKED = 3  # clients of lazy samples whose first batch is looked at
+LAZY_CLIENTS_CHECKED = 3  # lazily loaded clients whose first batch is checked
 CLASSIFICATION_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
 NUMBERING_HINT = "number the classes of all clients at once, from 0, with mutirao.number_classes"
 IGNORE_INDEX = -100  # what torch's losses leave out
@@ -186,14 +186,14 @@ def rows_with(marks: Tensor) -> npt.NDArray[np.bool_]:
 
 def check_kind(trainer: PlainTrainer, model: nn.Module, stores: Sequence[SampleStore]) -> None:
     """Check one batch of the first client that has samples of this kind, and all clients' labels."""
-    first = min((store for store in stores if any(True for _ in store.clients())), key=first_client, default=None)
-    if first is None:
+    inhabited = [store for store in stores if next(store.clients(), None) is not None]
+    if not inhabited:
         return
+    first = min(inhabited, key=first_client)
     for i in itertools.islice(first.clients(), LAZY_CLIENTS_CHECKED if isinstance(first.x, LazyInputs) else 1):
         rows = np.arange(min(len(first.samples_of(i)), trainer.batch_size))
-        if (
-            len(rows) > 1 or not trainer.needs_two_samples()
-        ):  # a test sample alone, or batches of one, say nothing there
+        # With batch normalisation, a single test sample or batches of one cannot be checked.
+        if len(rows) > 1 or not trainer.needs_two_samples():
             check_batch(trainer, model, first, i, rows, stores)
 
 

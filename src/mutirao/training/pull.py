@@ -34,9 +34,13 @@ class Pull:
             return cls(correction, anchor)
         return NOTHING
 
-    def corrections(self, names: Iterable[str], like: Iterable[Array]) -> list[Array]:
+    def anchors(self, names: Iterable[str], model: Arrays) -> list[Array]:
+        """The anchor of each of these arrays, the model's own array where there is none."""
+        return [self.anchor.get(name, model[name]) for name in names]
+
+    def corrections(self, names: Iterable[str], model: Arrays) -> list[Array]:
         """The correction of each of these arrays, 0 where there is none."""
-        return [self.correction.get(n, np.zeros_like(x)) for n, x in zip(names, like, strict=True)]
+        return [self.correction.get(name, np.zeros_like(model[name])) for name in names]
 
 
 def extras_under(request: Request, prefix: str) -> Arrays:

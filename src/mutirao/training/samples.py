@@ -218,8 +218,8 @@ def can_evaluate(population: Mapping[ClientId, Any], surely: bool = False) -> bo
 class VirtualClients(Population):
     """A population over one storage: client i owns the rows order[offsets[i]:offsets[i + 1]].
 
-    A client costs a name and a number, so that there may be millions. With a common `test` set, client i judges by
-    its rows tests[i], as `sees(i, those samples)` gives them if inputs look different to each client.
+    A client costs a name and a number, so that there may be millions. With a common `test` set, client i is evaluated
+    on its rows tests[i], as `sees(i, those samples)` gives them if inputs look different to each client.
 
     >>> clients = virtual_clients(np.zeros((5, 2)), np.arange(5), [np.array([0, 4]), np.array([1, 2, 3])])
     >>> list(clients), len(clients["c1"])
@@ -283,7 +283,7 @@ def virtual_clients(
 ) -> VirtualClients:
     """The population of a partition; with `most` > 0 a client keeps at most that many samples, drawn once.
 
-    `test` is a common test set and `tests` the rows of it that each client judges by; `sees` changes how they look.
+    `test` is a common test set and `tests` each client's rows of it; `sees` changes how the inputs look to a client.
 
     >>> from mutirao.partitioning import dirichlet
     >>> y = np.repeat([0, 1], 50)

@@ -44,7 +44,7 @@ def answer_many(
     """The replies of many clients, trained together by plan; `alone` answers requests that involve no trainer."""
     out: dict[ClientId, Reply | Failure] = {}
     ready: dict[Plan, tuple[dict[ClientId, Request], dict[ClientId, Site]]] = {}
-    # Clients with one request are judged in one pass
+    # Clients with the same request are evaluated in one pass.
     shared: dict[int, Request] = {}
     for client, request in sorted(requests.items()):
         try:

@@ -36,16 +36,18 @@ def find_state_names(module: nn.Module, share: str = "") -> StateNames:
     patterns = [pattern.strip() for pattern in share.split(",") if pattern.strip()]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in state):
-            raise ConfigError(f"share: {pattern!r} fits none of the model's arrays: {list_some(list(state))}")
+            raise ConfigError(f"share: {pattern!r} matches none of the model's arrays: {list_some(list(state))}")
     if patterns:
-        chosen = {name for name in state if any(fnmatchcase(name, pattern) for pattern in patterns)}
+        chosen: set[str] = set()
+        for pattern in patterns:
+            chosen.update(name for name in state if fnmatchcase(name, pattern))
         if lost := [name for name in state if name in trained - chosen]:
             raise ConfigError(
-                f"share: {lost[0]!r} is trained but would not travel, and be lost after each round; "
+                f"share: {lost[0]!r} is trained but not shared, so that its training is lost after each round; "
                 "add it, or freeze it by requires_grad_(False)"
             )
     elif not trained:
-        raise ConfigError("the model has no parameter with requires_grad: there is nothing to train")
+        raise ConfigError("the model has no parameter with requires_grad, so nothing can be trained")
     elif all(p.requires_grad for p in module.parameters()):
         chosen = set(state)
     else:

@@ -30,9 +30,9 @@ PROVIDED = frozenset(
 class Trainer(PlainTrainer):
     """A handler that trains `model()` by mini-batches on `site.data` and returns the trained arrays.
 
-    Steps are w <- w - lr (g + b + mu (w - a)): with mu (its own, or the one the server tells) they are pulled to an
-    anchor a, as a rule the model received (FedProx; Li et al., 2020), and b is the correction of a method such as
-    SCAFFOLD (`mutirao.training.corrections`). `steps` > 0 replaces whole epochs. The server may also tell `lr`,
+    Steps are w <- w - lr (g + b + mu (w - a)): with mu (its own, or the one that the server sends) they are pulled to
+    an anchor a, as a rule the model received (FedProx; Li et al., 2020), and b is the correction of a method such as
+    SCAFFOLD (`mutirao.training.corrections`). `steps` > 0 replaces whole epochs. The server may also send `lr`,
     `epochs` and `batch_size`; else the rate is `lr` times `schedule(round)`. `optimizer` is a name, a class of
     torch.optim or a function that makes one of the weights. What is frozen does not travel.
 

@@ -162,7 +162,7 @@ def test_sites_under_policies_give_the_model_of_the_local_run_and_their_trails_a
 
 def test_a_site_that_pins_it_answers_no_server_that_asks_in_the_clear(tmp_path: Path) -> None:
     config = resolve(find("quickstart").config, SETTINGS)
-    with pytest.raises(TooFewReplies, match="nothing is told here of one client alone"):
+    with pytest.raises(TooFewReplies, match="asks about this client alone, and only sums leave"):
         execute("quickstart", config, tmp_path / "run", fleet=sites(tmp_path, "none", 'secure = "secagg+"'))
     assert {e["do"] for i in range(4) for e in events(tmp_path, f"c{i}") if e["event"] == "sent"} == {"agree"}
 

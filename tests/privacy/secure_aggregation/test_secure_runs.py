@@ -62,7 +62,7 @@ def test_methods_of_the_mean_give_the_plain_model_to_the_step(aggregate: str) ->
 
 @pytest.mark.parametrize("aggregate", OTHERS)
 def test_a_method_that_looks_at_single_updates_is_refused_before_round_1(aggregate: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"aggregate={aggregate} looks at single updates"):
+    with pytest.raises(ConfigError, match=f"aggregate={aggregate} compares single updates"):
         execute("quickstart", config_of(aggregate=aggregate), tmp_path / "run")
     assert not (tmp_path / "run" / "history.csv").exists()
 
@@ -70,17 +70,17 @@ def test_a_method_that_looks_at_single_updates_is_refused_before_round_1(aggrega
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"screen": "robust"}, "screen=robust looks at single updates"),
-        ({"select": "aoiu"}, "goes by 'metrics:entropy'"),
-        ({"select": "oort"}, "goes by 'metrics:rms_loss'"),
-        ({"select": "powerofchoice"}, "goes by 'probe:loss'"),
-        ({"select": "mix", "select.scores": "age + samples"}, "goes by 'replies:samples'"),
-        ({"select": "mix", "select.scores": "since_improvement"}, "goes by 'replies:since_improvement'"),
-        ({"select": "mix", "select.scores": "update_norm"}, "goes by 'replies:update_norm'"),
-        ({"clients_every": 1}, "clients_every tells how single clients fare"),
+        ({"screen": "robust"}, "screen=robust compares single updates"),
+        ({"select": "aoiu"}, "uses 'metrics:entropy'"),
+        ({"select": "oort"}, "uses 'metrics:rms_loss'"),
+        ({"select": "powerofchoice"}, "uses 'probe:loss'"),
+        ({"select": "mix", "select.scores": "age + samples"}, "uses 'replies:samples'"),
+        ({"select": "mix", "select.scores": "since_improvement"}, "uses 'replies:since_improvement'"),
+        ({"select": "mix", "select.scores": "update_norm"}, "uses 'replies:update_norm'"),
+        ({"clients_every": 1}, "clients_every evaluates single clients"),
         ({"devices": "fedcs"}, "devices: the time that the four stages take is not modelled"),
-        ({"privacy": "local"}, "privacy=local has each client tell what it has spent"),
-        ({"privacy": "dpsgd"}, "privacy=dpsgd has each client tell what it has spent"),
+        ({"privacy": "local"}, "privacy=local has each client report the privacy it spent"),
+        ({"privacy": "dpsgd"}, "privacy=dpsgd has each client report the privacy it spent"),
         ({"centralised": True}, "the sum of one is its update"),
         ({"per_round": 2}, "sums at least 3 clients, and 2 take part"),
         ({"secure.threshold": 0.4}, "threshold is 0.4"),

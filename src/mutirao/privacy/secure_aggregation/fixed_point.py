@@ -83,7 +83,7 @@ class FixedPoint:
         if self.secure.clip:
             update = clip_update(current, reply.arrays, self.secure.clip)[0]
             deviation = self.secure.noise
-            if deviation:  # a share of the noise of the sum, which nobody sees without it
+            if deviation:  # this client's share of the noise, so that the sum never appears without noise
                 return {k: u + Secret().normal(0.0, deviation * self.secure.clip, u.shape) for k, u in update.items()}
             return update
         return {k: reply.arrays[k].astype(np.float64) - v for k, v in current.items() if v.dtype.kind == "f"}

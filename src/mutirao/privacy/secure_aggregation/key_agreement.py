@@ -63,7 +63,7 @@ def unseal(key: bytes, letter: bytes) -> bytes:
     try:
         return decrypt(key, letter)
     except InvalidToken:
-        raise ValueError("the letter was not written with this key") from None
+        raise ValueError("the message was not encrypted with this key") from None
 
 
 def split_secret(secret: bytes, needed: int, among: int) -> list[bytes]:

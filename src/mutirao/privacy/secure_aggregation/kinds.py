@@ -46,8 +46,8 @@ class SecAggPlus(Settings, Secure):
     Bell, Bonawitz, Gascón, Lepoint and Raykova, 2020, after Bonawitz et al., 2017. A sum is made of at least `least`
     clients; of each client's neighbourhood a share of `threshold` must stay to the end. Before they are masked, updates
     are shortened to the length `clip` (0: any), numbers cut at `range` and rounded to `bits` bits, and samples counted
-    up to `most_samples`: the server can do none of that. `sizes=public` tells each client's number of samples. `noise`
-    is what each client adds before, as a multiple of `clip`: then the server does not even see the sum without noise.
+    up to `most_samples`: the server can do none of that. `sizes=public` reveals each client's number of samples.
+    `noise` is what each client adds before, as a multiple of `clip`: then the server never sees the sum without noise.
 
     A client's update is in one sum with those of two others at least; settings that make no sum are refused:
 
@@ -78,22 +78,20 @@ class SecAggPlus(Settings, Secure):
         require_flower()
         only = "secure=secagg+ shows the server nothing but sums"
         if not as_aggregator(aggregate).mean_only:
-            raise ConfigError(f"aggregate={config.aggregate.name} looks at single updates, and {only}; use fedavg")
+            raise ConfigError(f"aggregate={config.aggregate.name} compares single updates, and {only}; use fedavg")
         if config.screen.name != "none":
-            raise ConfigError(f"screen={config.screen.name} looks at single updates, and {only}; use none")
+            raise ConfigError(f"screen={config.screen.name} compares single updates, and {only}; use none")
         for part in (as_selector(select), as_aggregator(aggregate)):
-            if own := sorted(
-                need for kind in SINGLE_CLIENT_NEEDS for need in part.needs if need.startswith(f"{kind}:")
-            ):
-                raise ConfigError(f"{part!r} goes by {own[0]!r} of single clients, and {only}")
+            if own := sorted(need for need in part.needs if need.partition(":")[0] in SINGLE_CLIENT_NEEDS):
+                raise ConfigError(f"{part!r} uses {own[0]!r} of single clients, and {only}")
         if config.clients_every > 0:
-            raise ConfigError(f"clients_every tells how single clients fare, and {only}; use 0")
+            raise ConfigError(f"clients_every evaluates single clients, and {only}; use 0")
         if config.devices.name != "none":
             raise ConfigError("devices: the time that the four stages take is not modelled; use none with secure")
         if config.privacy.name not in ("none", "central"):
-            raise ConfigError(f"privacy={config.privacy.name} has each client tell what it has spent, and {only}")
+            raise ConfigError(f"privacy={config.privacy.name} has each client report the privacy it spent, and {only}")
         if config.privacy.settings.get("clip_quantile"):
-            raise ConfigError(f"privacy.clip_quantile goes by the lengths of single updates, and {only}; use 0")
+            raise ConfigError(f"privacy.clip_quantile uses the lengths of single updates, and {only}; use 0")
         if self.noise and config.privacy.name != "central":
             raise ConfigError("secure.noise is a share of the noise of privacy=central, which is not set")
         if config.centralised:

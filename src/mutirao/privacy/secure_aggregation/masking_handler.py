@@ -43,8 +43,8 @@ from mutirao.privacy.secure_aggregation.settings import (
 )
 
 STATE = FLEETING + "secagg"
-# What else may be asked, and what of the answer leaves: groups are formed by signatures, a model is handed over, rows
-# are named by blocks alone, and whoever agrees says no more than that.
+# Other requests that are allowed, and the extras that leave with their replies: clustering needs signatures, a model is
+# handed over, sparse rows are named by blocks, and an agreement is confirmed.
 ALLOWED_EXTRAS: Mapping[str, tuple[str, ...]] = {"warm": ("signature",), "take": (), "rows": (BLOCKS,), AGREE: ()}
 Memory = dict[str, Any]
 
@@ -108,7 +108,7 @@ class MaskingHandler:
         if request.do in ALLOWED_EXTRAS:
             reply = self.handler(request, site)
             return Reply({}, {k: v for k, v in reply.extras.items() if k in ALLOWED_EXTRAS[request.do]}, {}, 1)
-        raise Refused("secure", f"nothing is told here of one client alone, and {str(request.do)[:40]!r} asks for that")
+        raise Refused("secure", f"{str(request.do)[:40]!r} asks about this client alone, and only sums leave this site")
 
     def make_keys(self, request: Request, site: Site) -> Reply:
         """Begin a session: two key pairs, one for encrypted shares and one for masks."""
@@ -160,30 +160,30 @@ class MaskingHandler:
         if do not in SUMMED:
             raise Refused("secure", f"{do[:40]!r} is not summed")
         if not memory["peers"].keys() >= set(names):
-            raise Refused("secure.peers", "a letter comes from no neighbour")
+            raise Refused("secure.peers", "an encrypted share comes from no neighbour")
         if len(names) + 1 < max(memory["needed"], self.secure.least):
             raise Refused("secure.survivors", f"only {len(names)} neighbours are left")
         received = {}
         letters = request.extras.get(PREFIX + "sealed")
         sizes = request.extras.get(PREFIX + "sizes")
         if letters is None or letters.dtype != np.uint8 or letters.ndim != 2 or len(letters) != len(names):
-            raise Refused("secure.shares", "the letters of the neighbours did not come with it")
+            raise Refused("secure.shares", "the encrypted shares of the neighbours are missing")
         if sizes is None or sizes.shape != (len(names),):
-            raise Refused("secure.shares", "the letters of the neighbours did not come with it")
+            raise Refused("secure.shares", "the encrypted shares of the neighbours are missing")
         for name, row, size in zip(names, letters, sizes.tolist(), strict=True):
             key = neighbour_key(memory["letters"], bytes.fromhex(memory["peers"][name][0]))
             try:
                 session, sender, to, *pair = json.loads(unseal(key, row.tobytes()[:size]))
                 sound = [len(bytes.fromhex(s)) for s in pair] == [SHARE, SHARE]
             except (ValueError, TypeError) as error:
-                raise Refused("secure.shares", "a letter was not written by the neighbour it is from") from error
+                raise Refused("secure.shares", "an encrypted share was not written by its sender") from error
             if [session, sender, to] != [memory["session"], name, site.id] or not sound:
-                raise Refused("secure.shares", "a letter is of another session, or for another client")
+                raise Refused("secure.shares", "an encrypted share is of another session, or for another client")
             received[name] = pair
         memory |= {"received": received}
         plain = without_session(request.config)
         extras = {k: v for k, v in request.extras.items() if not k.startswith(PREFIX)}
-        # The handler, and whoever works for it, need not know
+        # The inner handler must not see the session's secrets.
         site.state.pop(STATE, None)
         return memory, Request(do, request.arrays, plain, extras)
 
@@ -264,7 +264,7 @@ def neighbour_key(secret: str, public: bytes) -> bytes:
     try:
         return shared_key(bytes.fromhex(secret), public)
     except ValueError as error:
-        raise Refused("secure.peers", "a neighbour's key is none") from error
+        raise Refused("secure.peers", "a neighbour's public key is invalid") from error
 
 
 def byte_array(text: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:

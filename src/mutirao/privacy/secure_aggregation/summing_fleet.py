@@ -31,16 +31,20 @@ from mutirao.privacy.secure_aggregation.settings import KEYS, MASKED, SHARES, ST
 def draw_neighbours(clients: Sequence[ClientId], count: int) -> dict[ClientId, list[ClientId]]:
     """An even number of neighbours for each client, at least `count`, or all others if there are no more.
 
-    The order is the system's secret until it is told; no result depends on it.
+    The order comes from the system's randomness; no result depends on it.
     """
     ring = list(clients)
     secrets.SystemRandom().shuffle(ring)
     half = min((count + 1) // 2, len(ring) // 2)
     around = [d for d in range(-half, half + 1) if d]
-    return {c: sorted({ring[(i + d) % len(ring)] for d in around} - {c}) for i, c in enumerate(ring)}
+    neighbours: dict[ClientId, list[ClientId]] = {}
+    for i, client in enumerate(ring):
+        nearest = {ring[(i + d) % len(ring)] for d in around}
+        neighbours[client] = sorted(nearest - {client})
+    return neighbours
 
 
-MOST_LETTER = 4096  # bytes of a sealed letter; ours have some 450
+MAX_SEALED_BYTES = 4096  # of an encrypted share; ours have some 450
 
 
 class SecureFleet(Wrapper):
@@ -61,24 +65,32 @@ class SecureFleet(Wrapper):
             extras = sorted((k, id(v)) for k, v in request.extras.items())
             about = request.do, id(request.arrays), extras, sorted((k, repr(v)) for k, v in request.config.items())
             apart.setdefault(repr(about) if request.do in SUMMED else None, {})[client] = request
-        aside = apart.pop(None, {})
+        unsummed = apart.pop(None, {})
         sums = [
             MaskedSum(list(asked), next(iter(asked.values())), self.secure, self.metrics) for asked in apart.values()
         ]
-        down = up = 0
-        answered = [self.fleet.ask(aside)] if aside else []
-        for answers in answered:
-            down, up = (a + b for a, b in zip((down, up), traffic(aside, answers), strict=True))
+        carried = [(0, 0)]
+        results: list[Answers] = []
+        if unsummed:
+            results.append(self.fleet.ask(unsummed))
+            carried.append(traffic(unsummed, results[0]))
         for stage in STAGES:
-            asked = {c: r for one in sums for c, r in one.requests(stage).items()}
+            asked: dict[ClientId, Request] = {}
+            for one in sums:
+                asked |= one.requests(stage)
             if asked:
                 answers = self.fleet.ask(asked)
-                down, up = (a + b for a, b in zip((down, up), traffic(asked, answers), strict=True))
+                carried.append(traffic(asked, answers))
                 for one in sums:
                     one.receive(stage, answers)
-        replies = {c: r for part in (*answered, *(one.answers() for one in sums)) for c, r in part.replies.items()}
-        lost = {c: f for part in (*answered, *(one.answers() for one in sums)) for c, f in part.failures.items()}
-        return Answers(dict(sorted(replies.items())), dict(sorted(lost.items())), (down, up))
+        results += [one.answers() for one in sums]
+        replies: dict[ClientId, Reply] = {}
+        failures: dict[ClientId, Failure] = {}
+        for result in results:
+            replies |= result.replies
+            failures |= result.failures
+        total = sum(down for down, _ in carried), sum(up for _, up in carried)
+        return Answers(dict(sorted(replies.items())), dict(sorted(failures.items())), total)
 
 
 class MaskedSum:
@@ -94,7 +106,7 @@ class MaskedSum:
         self.lost: dict[ClientId, Failure] = {}
         self.aborted: Failure | None = None  # why there will be no sum
         self.remaining = list(members) if len(members) >= secure.least else []
-        self.keys: dict[ClientId, tuple[bytes, bytes]] = {}  # public: for letters, for masks
+        self.keys: dict[ClientId, tuple[bytes, bytes]] = {}  # public keys: for encrypted shares, for masks
         self.neighbours: dict[ClientId, list[ClientId]] = {}
         self.letters: dict[tuple[ClientId, ClientId], bytes] = {}  # from, to
         self.commits: dict[ClientId, bytes] = {}
@@ -176,11 +188,11 @@ class MaskedSum:
         """Store a client's public keys; the fault, if any."""
         found = [reply.extras.get(kind) for kind in ("letters", "masks")]
         if any(f is None or f.dtype != np.uint8 or f.shape != (PUBLIC,) for f in found):
-            return "sent no two keys"
+            return "sent no two valid public keys"
         letters, masks = (f.tobytes() for f in found if f is not None)
         if letters == masks or not (is_public(letters) and is_public(masks)):
-            return "sent no two keys"
-        if {letters, masks} & {key for pair in self.keys.values() for key in pair}:
+            return "sent no two valid public keys"
+        if {letters, masks} & set(itertools.chain.from_iterable(self.keys.values())):
             return "sent another client's key"
         self.keys[client] = (letters, masks)
         return ""
@@ -190,9 +202,10 @@ class MaskedSum:
         out = {}
         for client in self.remaining:
             neighbours = self.neighbours[client]
+            keys = [self.keys[n] for n in neighbours]
             rows = {
-                f"secagg.{kind}": np.stack([np.frombuffer(self.keys[n][i], np.uint8) for n in neighbours])
-                for i, kind in enumerate(("letters", "masks"))
+                "secagg.letters": np.stack([np.frombuffer(letters, np.uint8) for letters, _ in keys]),
+                "secagg.masks": np.stack([np.frombuffer(masks, np.uint8) for _, masks in keys]),
             }
             out[client] = Request("", {}, {"secagg.peers": json.dumps(neighbours)}, rows)
         return out
@@ -202,11 +215,16 @@ class MaskedSum:
         rows, sizes, commitment = (reply.extras.get(kind) for kind in ("sealed", "sizes", "commit"))
         neighbours = self.neighbours[client]
         if rows is None or rows.dtype != np.uint8 or rows.ndim != 2 or len(rows) != len(neighbours):
-            return "sent no letters"
-        if sizes is None or sizes.shape != (len(neighbours),) or sizes.dtype.kind != "i" or rows.shape[1] > MOST_LETTER:
-            return "sent letters of odd sizes"
+            return "sent no encrypted shares"
+        if (
+            sizes is None
+            or sizes.shape != (len(neighbours),)
+            or sizes.dtype.kind != "i"
+            or rows.shape[1] > MAX_SEALED_BYTES
+        ):
+            return "sent encrypted shares of invalid sizes"
         if commitment is None or commitment.dtype != np.uint8 or commitment.shape != (32,):
-            return "sent no word on its mask"
+            return "sent no commitment to its mask"
         for name, row, size in zip(neighbours, rows, sizes.tolist(), strict=True):
             self.letters[client, name] = row.tobytes()[: max(0, size)]
         self.commits[client] = commitment.tobytes()
@@ -250,10 +268,12 @@ class MaskedSum:
 
     def ask_unmask(self) -> dict[ClientId, Request]:
         """Requests for the shares that remove the masks from the sum."""
-        return {
-            c: Request("", {}, {f"secagg.{k}": json.dumps(v) for k, v in self.neighbour_outcomes(c).items()})
-            for c in self.remaining
-        }
+        requests: dict[ClientId, Request] = {}
+        for client in self.remaining:
+            outcomes = self.neighbour_outcomes(client)
+            config = {f"secagg.{kind}": json.dumps(names) for kind, names in outcomes.items()}
+            requests[client] = Request("", {}, config)
+        return requests
 
     def neighbour_outcomes(self, client: ClientId) -> dict[str, list[ClientId]]:
         """Which of a client's neighbours are in the sum, and which were lost after sharing their secrets."""
@@ -296,7 +316,10 @@ class MaskedSum:
     @property
     def mask_owners(self) -> set[ClientId]:
         """The clients with masks in the sum: its members, and the lost neighbours of any of them."""
-        return {*self.parts, *(n for c in self.parts for n in self.neighbour_outcomes(c)["lost"])}
+        owners = set(self.parts)
+        for client in self.parts:
+            owners.update(self.neighbour_outcomes(client)["lost"])
+        return owners
 
     def masks(self, like: SumPart) -> Iterator[SumPart]:
         """What removes the masks: members' own masks, and the masks that lost clients share with members."""
@@ -317,7 +340,7 @@ class MaskedSum:
     def answers(self) -> Answers:
         """The mean as everyone's reply, and the failures of the others."""
         if self.mean is None:
-            aborted = self.aborted or Failure("too_few", "nobody is left")
+            aborted = self.aborted or Failure("too_few", "no client is left")
             return Answers({}, {c: self.lost.get(c, aborted) for c in self.members})
         public = self.secure.sizes == "public" and self.trained
         replies = {c: replace(self.mean, n=n) if public else self.mean for c, (_, n) in sorted(self.parts.items())}
@@ -328,9 +351,6 @@ def unmasked_failure(failure: Failure) -> Failure:
     """The failure as it would be without masks: faults that a site found in its own reply keep their kind."""
     rule, colon, reason = failure.reason.partition(": ")
     kind = rule.removeprefix("secure.")
-    neighbour_outcomes = (
-        failure.kind == "refused" and colon and kind in ("not_finite", "count", "shape", "dtype", "empty")
-    )
-    if neighbour_outcomes:
+    if failure.kind == "refused" and colon and kind in ("not_finite", "count", "shape", "dtype", "empty"):
         return Failure(kind, reason)
     return failure

@@ -43,7 +43,7 @@ def evaluate_model(trainer: PlainTrainer, arrays: Arrays, data: Any) -> dict[str
     """
     samples = own_test_samples(data) if isinstance(data, ClientData) else Samples.of(data)
     if len(samples) == 0:
-        raise ValueError("has no samples to be judged on")
+        raise ValueError("has no samples to evaluate on")
     classes = is_classes(samples.y)
 
     def look(outputs: Tensor, y: Tensor) -> tuple[float, int, tuple[Array, Array] | None]:
@@ -76,7 +76,7 @@ def evaluate_clients(trainer: PlainTrainer, requests: Requests, sites: Sites) ->
             whole = (own_test_samples if request.do == "evaluate" else Samples.of)(sites[client].data)
             samples = whole.first(probe_samples(request.config)) if request.do == "probe" else whole
             if len(samples) == 0:
-                raise ValueError("has no samples to be judged on")
+                raise ValueError("has no samples to evaluate on")
             extras: frozenset[str] = (
                 read_extras(request.config, whole, trainer.loss) if request.do == "probe" else frozenset()
             )
@@ -90,13 +90,15 @@ def evaluate_clients(trainer: PlainTrainer, requests: Requests, sites: Sites) ->
     for (do, _, _, extras), group in groups.items():
         try:
             means = metrics_by_client(trainer, requests[group[0][0]].arrays, [samples for _, samples, _ in group])
-        except Exception as error:  # some client's data are wrong: whose will show when they are asked one by one
-            log.debug("clients are judged one by one: %s", error)
+        except Exception as error:  # a client has invalid data; which one shows when they are asked one by one
+            log.debug("clients are evaluated one by one: %s", error)
             continue
         names = {"loss", "entropy", *(extras & {"rms_loss"})} if do == "probe" else EVALUATED
         for (client, _, n), (found, figures) in zip(group, means, strict=True):
-            told = {k: v for k, v in found.items() if k in names} | (figures if do == "evaluate" else {})
-            outcomes[client] = Reply({}, metrics=told, n=n)
+            metrics = {k: v for k, v in found.items() if k in names}
+            if do == "evaluate":
+                metrics |= figures
+            outcomes[client] = Reply({}, metrics=metrics, n=n)
     return outcomes
 
 
@@ -105,7 +107,7 @@ def metrics_by_client(
 ) -> list[tuple[dict[str, float], dict[str, float]]]:
     """Mean loss, root mean squared loss, accuracy and entropy of one model on each client's samples.
 
-    Beside them the trainer's own figures, if it has any.
+    With them come the trainer's own metrics (`figures`), if it has any.
     """
     x, y, rows = shared_storage(clients)
     names = ["loss", "rms_loss", *(["entropy"] * has_error_measures(trainer.loss, y)), *(["accuracy"] * is_classes(y))]

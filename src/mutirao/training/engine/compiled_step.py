@@ -54,9 +54,8 @@ class CompiledStep:
         self.sent = job.request.arrays
         self.arrays = job.arrays
         self.example = job.first()
-        self.module = trainer.state_names.prepare(
-            copy.deepcopy(trainer.thread_module())
-        )  # recording must not touch the one others use
+        # Tracing must not touch the module that plain training uses.
+        self.module = trainer.state_names.prepare(copy.deepcopy(trainer.thread_module()))
         self._look(*self.example)
         give_masks(self.module, self.masks)
         self.valid_labels: Tensor | None = None  # labels found to be classes of the model
@@ -92,16 +91,16 @@ class CompiledStep:
         does, only batches of the same length can be stacked (`aligned`). A model that is random in other ways than by
         dropout draws client by client.
         """
-        ways = [(True, True)] + [(True, False)] * aligned + [(False, False)]
-        for stacked, by_rows in ways:
+        forms = [(True, True)] + [(True, False)] * aligned + [(False, False)]
+        for stacked, by_rows in forms:
             if not self.obstacle(stacked, by_rows):
                 if not stacked and not self._logged:
                     self._logged = True
                     log.info(
-                        "clients are trained one at a time, each with a recorded step: %s", self.obstacle(*ways[0])
+                        "clients are trained one at a time, each with a recorded step: %s", self.obstacle(*forms[0])
                     )
                 return StepForm(stacked, by_rows, batch)
-        raise Unsupported(self.obstacle(*ways[0]))
+        raise Unsupported(self.obstacle(*forms[0]))
 
     def obstacle(self, stacked: bool, by_rows: bool) -> str:
         """Why a step cannot take this form; empty if it can."""
@@ -197,13 +196,16 @@ class CompiledStep:
 
     def state(self, models: Sequence[Arrays], pulls: Sequence[Pull] = ()) -> list[Tensor]:
         """The stacked state of these models: trained and other tensors, moments, anchors and corrections."""
-        last = {held: name for name, held in self.layout.held.items()}  # of tied names the last one counts
+        last = {held: name for name, held in self.layout.held.items()}  # of tied weights the last name counts
         ours = {n: tuple(t.shape) for n, t in self.like.items()}
         for arrays in models[:1] if all(m is models[0] for m in models) else models:
             if ours != (theirs := {n: a.shape for n, a in arrays.items()}):
                 raise ValueError(f"the model's arrays are {ours}; received {theirs}")
         names = self.layout.trained + self.layout.other
-        tensors = [stack_arrays([m[last[n]] for m in models], self.like[n].dtype).to(self.device) for n in names]
+        tensors: list[Tensor] = []
+        for name in names:
+            arrays_of_clients = [model[last[name]] for model in models]
+            tensors.append(stack_arrays(arrays_of_clients, self.like[name].dtype).to(self.device))
         trained = tensors[: len(self.layout.trained)]
         moments = [torch.zeros_like(t) for t in trained for _ in range(moments_of(self.trainer))]
         pulls = pulls or [NOTHING] * len(models)
@@ -211,11 +213,11 @@ class CompiledStep:
         anchors = [t.clone() for t in trained] if self.mu else []
         pairs = list(zip(models, pulls, strict=True))
         if self.mu and any(pull.anchor for pull in pulls):
-            anchors = self._stacked([[pull.anchor.get(n, m[n]) for n in places] for m, pull in pairs], trained)
+            anchors = self._stacked([pull.anchors(places, model) for model, pull in pairs], trained)
         if not self.corrected:
             return tensors + moments + anchors
-        each = [pull.corrections(places, [m[n] for n in places]) for m, pull in pairs]
-        return tensors + moments + anchors + self._stacked(each, trained)
+        corrections = self._stacked([pull.corrections(places, model) for model, pull in pairs], trained)
+        return tensors + moments + anchors + corrections
 
     def _stacked(self, each: Sequence[Sequence[Array]], like: Sequence[Tensor]) -> list[Tensor]:
         """Per-client arrays, weight by weight, as stacks with the dtype and device of `like`."""

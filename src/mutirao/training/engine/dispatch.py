@@ -50,7 +50,7 @@ def count_calls(trainer: PlainTrainer, job: Job) -> tuple[int, int]:
     counter = OperationCounter()
     rows = torch.zeros(job.hyperparameters.batch_size, dtype=torch.int64)
     x = map_tensors(job.samples.batch(slice(0, 1))[0], lambda t: t[rows.to(t.device)])
-    # Who has samples that do not fit is told when they are trained on
+    # Samples that do not fit raise an error when they are trained on.
     silent = contextlib.suppress(Exception)
     with silent, one_thread(), seeded(0, trainer.torch_device()), torch.no_grad(), counter:
         call_model(module.train(), x)
@@ -88,7 +88,7 @@ log = logging.getLogger("mutirao")
 MAX_COMPILED_STEPS = 8  # kept of one trainer, for several kinds of samples and proximal weights
 SEQUENTIAL = "auto"
 # Of small models that the kernel cannot train, so few are trained plainly: they take a tenth of a second at most, and
-# give the very bits that the same clients give over a network, where nobody can stack them.
+# give the same bits as over a network, where clients cannot be stacked.
 FEW_CLIENTS = 16
 FEW_STEPS = 512
 
@@ -210,7 +210,7 @@ def train_in_kernel(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId
         if trainer.engine == "fused" and "unfused" not in trainer._cache:
             trainer._cache["unfused"] = True
             log.warning("the kernel cannot train this model, so clients are trained one by one: %s", reason)
-    except Exception as error:  # some client's data are wrong: whose will show when they are trained one by one
+    except Exception as error:  # a client has invalid data; which one shows when they are trained one by one
         log.info("clients are not trained by the kernel this time: %s", failure_of(error))
     return {}
 
@@ -242,7 +242,7 @@ def train_in_stacks(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId
         compiled_steps[key] = None
         level = logging.INFO if trainer.engine == "auto" else logging.WARNING
         log.log(level, "the model cannot be stacked, so clients are trained one by one: %s", reason)
-    except Exception as error:  # some client's data are wrong: whose will show when they are trained one by one
+    except Exception as error:  # a client has invalid data; which one shows when they are trained one by one
         log.info("clients are trained one by one this time: %s", failure_of(error))
     return {}
 

@@ -46,9 +46,9 @@ class GivenDropout(nn.Dropout):
 def find_masks(module: nn.Module, x: Tensor) -> list[Mask]:
     """The masks that a module draws in a step, in order; none if it is random in other ways, too.
 
-    That nothing else is drawn shows in torch's random numbers: they stand where drawing the masks alone leads.
+    Nothing else is random if drawing the masks alone leaves torch's generator in the same state.
     """
-    if x.device.type != "cpu":  # where masks are not drawn number by number
+    if x.device.type != "cpu":  # other devices do not draw masks number by number
         return []
     try:
         with seeded(0):
@@ -75,7 +75,7 @@ def watch_dropout(module: nn.Module, x: Tensor) -> list[Mask]:
         def note(layer: nn.Dropout, _: object, out: Tensor) -> None:
             if layer.training and 0 < layer.p < 1:
                 if len(out) != len(x) or not out.is_contiguous():
-                    raise Unsupported("its dropout is not drawn sample by sample")
+                    raise Unsupported("its dropout does not have one mask per sample")
                 seen.append(Mask(name, layer.p, tuple(out.shape[1:]), out.dtype))
 
         return layer.register_forward_hook(note)
@@ -94,7 +94,7 @@ def give_masks(module: nn.Module, masks: Sequence[Mask]) -> None:
     """Replace the dropout layers that draw these masks by layers that are given them."""
     for mask in masks:
         layer = module.get_submodule(mask.layer)
-        # And not another object: who knows under which names the module holds it
+        # A new object would not do: the module may hold the layer under several names.
         layer.__class__ = GivenDropout
         layer.register_buffer(NAME, torch.empty(0), persistent=False)
 
@@ -104,7 +104,7 @@ def draw_masks(
 ) -> list[Tensor]:
     """The masks of some steps, [step, client, sample, ...], drawn by each client for its batch `lengths`.
 
-    Samples that only fill up a batch count nothing, and no mask is drawn for them.
+    Samples that only fill up a batch have weight 0 and need no mask.
     """
     made = [torch.ones(*lengths.shape, batch, *mask.shape, dtype=mask.dtype) for mask in masks]
     for i, generator in enumerate(generators[: lengths.shape[1]] if masks else ()):
@@ -122,7 +122,7 @@ except ImportError:  # installed without a C compiler
 else:
     draw = _dense.draw
 
-TRIED_COUNTS = (1, 15, 16, 259, 5000, 640, 17)  # numbers drawn one after the other
+TRIED_COUNTS = (1, 15, 16, 259, 5000, 640, 17)  # lengths of successive draws
 
 
 def kernel_masks(layers: Sequence[tuple[int, float]], longest: int, seed: int) -> tuple[Any, Any]:

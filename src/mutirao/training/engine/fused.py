@@ -173,7 +173,7 @@ def dense_layers(trainer: PlainTrainer) -> list[DenseLayer]:
     if trainer.torch_device().type != "cpu":
         raise Unsupported("the kernel for dense networks is for the CPU")
     if trainer.loss is not functional.cross_entropy or trainer.optimizer != "sgd" or trainer.clip:
-        raise Unsupported("it is trained with something else than cross-entropy and SGD")
+        raise Unsupported("it is not trained with cross-entropy and plain SGD")
     module = trainer.state_names.prepare(trainer.thread_module())
     layers = [
         DenseLayer(f"{path}weight", f"{path}bias" if linear.bias is not None else None, linear.in_features, dropped)
@@ -181,7 +181,7 @@ def dense_layers(trainer: PlainTrainer) -> list[DenseLayer]:
     ]
     names = [name for layer in layers for name in (layer.weight, layer.bias) if name is not None]
     if not 0 < len(layers) <= MAX_LAYERS or sorted(names) != sorted(module.state_dict()):
-        raise Unsupported("it is made of other layers than Linear, or uses one twice")
+        raise Unsupported("it has other layers than Linear, or uses one twice")
     if any(p.dtype is not torch.float32 or not p.requires_grad for p in module.parameters()):
         raise Unsupported("its weights are frozen, or of another type")
     return layers
@@ -198,7 +198,7 @@ def linear_chain(module: nn.Module) -> list[tuple[str, nn.Linear, float]]:
         graph = fx.symbolic_trace(module).graph
         parts = dict(module.named_modules())
     except Exception as error:  # a module may do anything when it is looked at
-        raise Unsupported(f"what it does cannot be followed ({type(error).__name__})") from None
+        raise Unsupported(f"its forward pass cannot be traced ({type(error).__name__})") from None
     found: list[tuple[str, nn.Linear, float]] = []
     rectified = True
     dropped = 0.0
@@ -219,7 +219,7 @@ def linear_chain(module: nn.Module) -> list[tuple[str, nn.Linear, float]]:
             or (not found and (type(part) is nn.Flatten or name in ("flatten", "view", "reshape")))
             or (not found and name in ("size", "getitem"))
         ):
-            raise Unsupported(f"it does something else than Linear and ReLU ({name})")
+            raise Unsupported(f"it has operations other than Linear and ReLU ({name})")
     if rectified or dropped:
         raise Unsupported("its last layer is not Linear")
     return found
@@ -233,7 +233,7 @@ def dropout_rate(node: fx.Node, part: nn.Module | None) -> float:
     share = given.get("p", 0.5)
     training = given.get("training", True)
     if not isinstance(share, int | float) or not isinstance(training, bool):
-        raise Unsupported("what its dropout leaves out is not a number")
+        raise Unsupported("its dropout rate is not a number")
     if training:
         return float(share)
     return 0.0
@@ -243,7 +243,7 @@ def verify_layers(trainer: PlainTrainer, layers: list[DenseLayer], kind: tuple[A
     """The same layers, if a step of the kernel equals a step of the module on random weights and samples."""
     shape, dtype, label_shape, label_dtype = kind
     if dtype is not torch.float32 or label_dtype is not torch.int64 or label_shape:
-        raise Unsupported("its samples are not numbers with a class each")
+        raise Unsupported("its samples are not float32 vectors with one class each")
     rows = np.arange(VERIFIED_SAMPLES)
     lengths = np.array([VERIFIED_SAMPLES])
     far = LocalHyperparameters(
@@ -260,7 +260,7 @@ def verify_layers(trainer: PlainTrainer, layers: list[DenseLayer], kind: tuple[A
             try:
                 loss = functional.cross_entropy(trainer.thread_module()(torch.tensor(x)), torch.from_numpy(y))
                 slopes = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-            except Exception as error:  # who has such samples is told when they are trained on
+            except Exception as error:  # such samples raise an error when they are trained on
                 raise ValueError(f"the model cannot be trained on such samples ({type(error).__name__})") from None
         if any(slope is None for slope in slopes):
             raise Unsupported("some of its layers are not used")
@@ -270,5 +270,5 @@ def verify_layers(trainer: PlainTrainer, layers: list[DenseLayer], kind: tuple[A
         moved = [torch.from_numpy(arrays[n]) - p for n, p in zip(named, before, strict=True)]
         mean = loss.item()
         if not is_close(moved, wanted, TOLERANCE) or abs(total / VERIFIED_SAMPLES - mean) > TOLERANCE * (1 + abs(mean)):
-            raise Unsupported("its gradients are others")
+            raise Unsupported("its gradients differ")
     return layers

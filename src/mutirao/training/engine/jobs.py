@@ -104,7 +104,10 @@ def shared_storage(samples: Sequence[Samples]) -> tuple[Any, Tensor, list[Index]
 def concatenate_inputs(some: Sequence[Any]) -> Any:
     """Inputs of one kind concatenated, tensor by tensor."""
     if isinstance(some[0], dict):
-        return {name: torch.cat([x[name] for x in some]) for name in some[0]}
+        joined: dict[str, Tensor] = {}
+        for name in some[0]:
+            joined[name] = torch.cat([x[name] for x in some])
+        return joined
     if isinstance(some[0], tuple):
         return tuple(map(torch.cat, zip(*some, strict=True)))
     return torch.cat(list(some))

@@ -106,8 +106,7 @@ class LocalStep:
             if self.form.stacked:
                 outputs, losses = vmap(self.forward)(leaves, list(other), x, y, list(masks))
             else:
-                one = [[t[0] for t in some] for some in (leaves, other, masks)]
-                outputs, losses = self.forward(one[0], one[1], x[0], y[0], one[2])
+                outputs, losses = self.forward(first_of(leaves), first_of(other), x[0], y[0], first_of(masks))
                 outputs = outputs[None]
                 losses = losses[None]
             gradients = torch.autograd.grad((losses * weights).sum(), leaves)
@@ -143,6 +142,11 @@ class LocalStep:
         squares = torch.stack([g.flatten(1).square().sum(1) for g in gradients])
         scale = (self.trainer.clip / (squares.sum(0).sqrt() + 1e-6)).clamp(max=1.0)
         return [g * scale.view(-1, *[1] * (g.dim() - 1)) for g in gradients]
+
+
+def first_of(stacks: Sequence[Tensor]) -> list[Tensor]:
+    """The first client's tensor of each stack."""
+    return [stack[0] for stack in stacks]
 
 
 def moments_of(trainer: PlainTrainer) -> int:

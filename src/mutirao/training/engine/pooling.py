@@ -17,7 +17,7 @@ try:
 except ImportError:  # installed without a C compiler
     kernel = None
 
-MAX_SIDE = 15  # places of a window's side, so that a byte tells one of them
+MAX_SIDE = 15  # of a window, so that a position in it fits in a byte
 
 
 def fuse_pools(module: nn.Module) -> nn.Module:

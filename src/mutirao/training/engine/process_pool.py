@@ -43,12 +43,12 @@ def fork_fault(jobs: Sequence[Job]) -> str:
     if torch.cuda.is_available() or torch.backends.mps.is_available():
         return "torch cannot be forked where it may have used a GPU"
     if threading.current_thread() is not threading.main_thread():
-        return "they are forked by a program's main thread alone"
+        return "only a program's main thread can fork them"
     for job in jobs:
         if isinstance(job.samples.x, LazyInputs):
-            return "its samples are read when they are needed, by whoever opened them"
+            return "its samples are read when needed, by the process that opened them"
         if not all(t.is_contiguous() for t in tensors_in(job.samples.x)):
-            return "its samples do not lie one after the other"
+            return "its samples are not contiguous"
     return ""
 
 

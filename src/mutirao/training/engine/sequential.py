@@ -34,7 +34,8 @@ def train_sequentially(trainer: PlainTrainer, jobs: Sequence[Job], way: str) -> 
         tried.setdefault(chosen, seconds_a_step(jobs, done) / (1 if chosen == "plain" else worker_count(trainer)))
         if chosen != "plain" and done and median(seconds for _, seconds in done.values()) > SHORT_CLIENT:
             tried.setdefault("plain", float("inf"))  # not worth a try
-    left = train_plain(trainer, [job for job in jobs if job.client not in done])  # whose draws no thread can make
+    # Left over are clients with random operations that take no generator.
+    left = train_plain(trainer, [job for job in jobs if job.client not in done])
     return {client: outcome for client, (outcome, _) in (done | left).items()}
 
 

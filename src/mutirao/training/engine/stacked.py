@@ -31,7 +31,7 @@ Share = tuple[Job, Index]  # a client's job and the rows of the storage it owns
 
 STACK_BYTES = 1 << 18  # of parameters in one stack: more would not stay in a core's cache with all that goes with them
 MAX_CLIENTS = 64  # clients in one stack
-SEGMENT_STEPS = 256  # steps whose outputs are kept until they are noted
+SEGMENT_STEPS = 256  # steps whose outputs are kept until they are recorded
 
 
 def train_stacked(trainer: PlainTrainer, compiled: CompiledStep, jobs: Sequence[Job]) -> dict[ClientId, Reply]:
@@ -47,16 +47,17 @@ def train_stacked(trainer: PlainTrainer, compiled: CompiledStep, jobs: Sequence[
     aligned = all(np.array_equal(some, longest[: len(some)]) for some in lengths if some is not longest)
     form = compiled.form(int(max(map(np.max, lengths))), aligned)
     tallest = min(MAX_CLIENTS, max(1, STACK_BYTES // max(1, nbytes(jobs[0].arrays)))) if form.stacked else 1
-    pieces = [Stack(compiled, form, x, y, part) for part in assign_to_stacks(shares, tallest)]
-    ready = [
-        compiled.prepare(form._replace(batch=batch), clients, stop - start)
-        for piece in pieces
-        for start, stop, clients, batch in piece.segments()
-    ]
-    # Python's lock makes threads useless for steps that are not frozen
-    workers = trainer.workers if any(ready) else 1
-    replies = run_in_threads(workers, Stack.train, pieces)
-    return {client: reply for some in replies for client, reply in some.items()}
+    stacks = [Stack(compiled, form, x, y, part) for part in assign_to_stacks(shares, tallest)]
+    is_frozen = False
+    for stack in stacks:
+        for start, stop, clients, batch in stack.segments():
+            is_frozen |= compiled.prepare(form._replace(batch=batch), clients, stop - start)
+    # Python's lock makes threads useless for steps that are not frozen.
+    workers = trainer.workers if is_frozen else 1
+    replies: dict[ClientId, Reply] = {}
+    for some in run_in_threads(workers, Stack.train, stacks):
+        replies |= some
+    return replies
 
 
 def with_known_labels(compiled: CompiledStep, y: Tensor, shares: list[Share]) -> list[Share]:
@@ -76,7 +77,7 @@ def with_known_labels(compiled: CompiledStep, y: Tensor, shares: list[Share]) ->
 def assign_to_stacks(shares: Sequence[Share], tallest: int) -> list[list[Share]]:
     """Assign the clients, longest first, each to the stack with the least work; at least two stacks.
 
-    How they are dealt depends on the clients alone and not on the number of workers, because the last bit of an
+    The assignment depends on the clients only, not on the number of workers, because the last bit of an
     activation may depend on where in a stack a client stands.
     """
     count = max(-(-len(shares) // tallest), min(2, len(shares) // 2), 1)
@@ -129,8 +130,8 @@ class Stack:
     def train(self) -> dict[ClientId, Reply]:
         """Run all steps; each client's reply."""
         compiled = self.compiled
-        notes = StepRecord(self)
-        table = torch.from_numpy(self.rows()).to(self.compiled.device)
+        record = StepRecord(self)
+        table = torch.from_numpy(self.rows()).to(compiled.device)
         generators = [self.draw(job) for job in self.jobs] if compiled.random or compiled.masks else []
         with one_thread(), torch.inference_mode():
             state = compiled.state([job.arrays for job in self.jobs], [job.pull for job in self.jobs])
@@ -141,12 +142,15 @@ class Stack:
                 fixed = [*(tensor[:clients] for tensor in state), self.x, self.y]
                 moving = [rows, self.weights(start, stop, clients, form), scalars[start:stop]]
                 made = compiled.run(form, fixed, moving, self.lengths[start:stop, :clients], generators)
-                notes.take(start, stop, clients, made, self.y[rows])
+                record.take(start, stop, clients, made, self.y[rows])
         layout = compiled.layout
         arrays = {n: t.cpu().numpy() for n, t in zip([*layout.trained, *layout.other], state, strict=False)}
         held = {name: arrays[layout.held[name]] for name in compiled.trainer.state_names.shared}
-        own = [{name: values[i, ...] for name, values in held.items()} for i in range(len(self.jobs))]
-        return {job.client: notes.reply(i, own[i]) for i, job in enumerate(self.jobs)}
+        replies: dict[ClientId, Reply] = {}
+        for i, job in enumerate(self.jobs):
+            own = {name: values[i, ...] for name, values in held.items()}
+            replies[job.client] = record.reply(i, own)
+        return replies
 
     def draw(self, job: Job) -> torch.Generator:
         """A client's random generator, as in plain training."""

@@ -67,7 +67,8 @@ def train_threads(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, 
             outcome = failure_of(error)
         return outcome, time.perf_counter() - began
 
-    longest = sorted(jobs, key=lambda job: -sum(job.lengths))  # so that nobody waits for one that began late
+    # Long jobs start first, so that no worker waits for one that began late.
+    longest = sorted(jobs, key=lambda job: -sum(job.lengths))
     outcomes = zip(longest, map_in_threads(trainer, train, longest), strict=True)
     return {job.client: outcome for job, outcome in outcomes if outcome is not None}
 
