@@ -63,8 +63,8 @@ class Central(Settings):
     """The server clips each client's update to `clip` and adds noise to their sum: x' = x + (sum_k d_k + N) / m.
 
     N is Gaussian with deviation `noise` x `clip`, m the expected number of clients a round, however many came. Each
-    client takes part with probability m / clients, independently, in place of `select=uniform`. It protects a client with
-    all its data. McMahan, Ramage, Talwar and Zhang, 2018.
+    client takes part with probability m / clients, independently, in place of `select=uniform`. It protects a client
+    with all its data. McMahan, Ramage, Talwar and Zhang, 2018.
 
     With `clip_quantile` above 0 the clip follows that quantile of the updates' lengths, beginning at `clip`; the share
     of clients below it gets noise of deviation `clip_noise` (0: m / 20, or `noise` if that is more), and the updates
