@@ -188,7 +188,8 @@ class AtClient(Settings):
             n = max(fewest, min(int(roster.n[i]), int(roster.first_n[i])))
             noise, rate, times = self.releases(n)
             table = add_releases(worst_case(tables_in(run.memory)), noise, rate, times * (int(roster.asked[i]) + more))
-            limit = epsilon(table, self.delta)  # by rdp, which is quick and above prv
+            # The rdp accountant is quick, and its result is never below that of prv.
+            limit = epsilon(table, self.delta)
             if reported[i] > 1.001 * limit:
                 log.warning(
                     "%s reports %s=%.4g; %.4g is used, its highest possible value",
@@ -371,7 +372,8 @@ def within_budget(
             return
         if figures := privacy.figures(run):
             for name in (EPSILON, NEXT):
-                done.row.pop(f"train_{name}", None)  # their mean over clients has no meaning
+                # A mean of epsilons over clients has no meaning.
+                done.row.pop(f"train_{name}", None)
             done.row.update(figures)
         yield done
 

@@ -88,8 +88,7 @@ def epsilon(table: Releases | None, delta: float, accountant: Accountant = "rdp"
 def find_noise(target: float, delta: float, accountant: Accountant, rate: float, times: int) -> float:
     """The smallest noise, to a thousandth, with which this many releases cost at most epsilon = `target`.
 
-    It lies between `short`, which costs more, and `enough`; the range is halved. The tight accountant begins at what
-    the quick one found, as it takes seconds a try.
+    It lies between `short`, which costs too much, and `enough`; the range is bisected.
 
     >>> noise = find_noise(8.0, 1e-5, "rdp", rate=0.1, times=100)
     >>> round(noise, 2), epsilon(add_releases(None, noise, 0.1, 100), 1e-5) <= 8.0
@@ -102,8 +101,12 @@ def find_noise(target: float, delta: float, accountant: Accountant, rate: float,
         except (ConfigError, OverflowError):  # too little noise to be worked out
             return False
 
-    step = 1.2 if accountant == "prv" else 2.0
-    enough = find_noise(target, delta, "rdp", rate, times) if accountant == "prv" else 1.0
+    step = 2.0
+    enough = 1.0
+    if accountant == "prv":
+        # A try takes seconds, so the search begins near the quick accountant's result.
+        step = 1.2
+        enough = find_noise(target, delta, "rdp", rate, times)
     while not suffices(enough):
         enough *= step
         if enough > MOST_NOISE:
@@ -112,7 +115,10 @@ def find_noise(target: float, delta: float, accountant: Accountant, rate: float,
         enough = short
     while enough / short > 1.001:
         middle = math.sqrt(short * enough)
-        short, enough = (short, middle) if suffices(middle) else (middle, enough)
+        if suffices(middle):
+            enough = middle
+        else:
+            short = middle
     return enough
 
 
@@ -120,7 +126,7 @@ def _rdp(table: Releases, delta: float) -> float:
     opacus_rdp = import_opacus("accountants.analysis.rdp")
     total = sum(times * _rdp_of_release(float(noise), float(rate)) for noise, rate, times in table)
     with warnings.catch_warnings():
-        # At the first or last order the bound is looser than it could be, not wrong
+        # At the first or last order the bound is loose, but valid.
         warnings.simplefilter("ignore")
         spent, _ = opacus_rdp.get_privacy_spent(orders=ORDERS, rdp=total, delta=delta)
     return max(0.0, float(spent))
@@ -137,7 +143,8 @@ def _prv(table: Releases, delta: float) -> float:
     accountant = import_opacus("accountants").PRVAccountant()
     accountant.history = [(float(noise), float(rate), int(times)) for noise, rate, times in table]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it takes the logarithm of 0 on its way
+        # Opacus takes the logarithm of 0 on its way.
+        warnings.simplefilter("ignore")
         spent = float(accountant.get_epsilon(delta, eps_error=0.01, delta_error=delta / 1000))
     if not math.isfinite(spent):
         raise ConfigError("the prv accountant finds no finite epsilon for so little noise; use accountant=rdp")

@@ -86,6 +86,7 @@ class NoisyMean:
             halves += float(draw.normal(0.0, self.adaptive_clip.count_noise, 1)[0])
             memory[CLIP] = np.array([clip, self.adaptive_clip.next(clip, halves, self.expected)])
             noise = self.adaptive_clip.update_noise(noise)
+        # Variances add up, so noise that clients added before a secure sum is subtracted.
         noise = math.sqrt(max(0.0, noise**2 - len(replies) * self.added**2))
         moved = add_noise(current, sums, draw, noise * clip, 1 / self.expected)
         merged = self.then(current, {"everybody": Reply(moved, n=max(1, round(self.expected)))}, memory)

@@ -30,7 +30,8 @@ def clip_update(current: Arrays, model: Arrays, clip: float) -> tuple[Arrays, fl
         update[name] = model[name].astype(np.float64) - (current[name] if rows is None else current[name][rows])
     length = math.sqrt(math.fsum(float(np.vdot(u, u)) for u in update.values()))
     if not math.isfinite(length):
-        return {k: np.zeros_like(u) for k, u in update.items()}, 0.0  # what cannot be bounded does not count
+        # An update that cannot be bounded must not count.
+        return {k: np.zeros_like(u) for k, u in update.items()}, 0.0
     scale = min(1.0, clip / length) if length else 1.0
     return {k: scale * u for k, u in update.items()}, scale
 

@@ -47,7 +47,9 @@ def read_data(data: Any, target: str, limit: int) -> Pair:
         if len(data) != 2:
             raise ValueError(f"a {type(data).__name__} of {len(data)} is not a pair (x, y); {SUPPORTED}")
         x, y = data
-        return (stack_columns({str(c): x[c] for c in x.columns}) if is_frame(x) else x), y
+        if is_frame(x):
+            x = stack_columns({str(c): x[c] for c in x.columns})
+        return x, y
     if isinstance(data, Dataset) or (hasattr(data, "__getitem__") and not isinstance(data, str | np.ndarray | Tensor)):
         return read_cached(data, target, limit)
     raise ValueError(f"{describe_type(data)} cannot be trained on; {SUPPORTED}")
@@ -70,7 +72,7 @@ def is_table(data: Any) -> bool:
 
 def dataset_of(loader: "DataLoader[Any]") -> Any:
     """The Dataset behind a DataLoader, restricted to the samples of its sampler; batches are made anew."""
-    # Of SubsetRandomSampler: how people split a set
+    # SubsetRandomSampler has indices: a common way to split a set.
     rows = getattr(loader.sampler, "indices", None)
     if rows is None:
         return loader.dataset
@@ -160,21 +162,23 @@ def read_items(data: Any, target: str, limit: int) -> Pair:
         raise ValueError(f"{describe_type(data)} is empty")
     x, y = split_item(data[0], target)
     if hasattr(data, "column_names") and isinstance(data[0], Mapping) and size_of(x) * count <= limit:
-        # All columns at once, as Hugging Face's Datasets give them
+        # Hugging Face's Datasets give all columns at once.
         return join_columns(data[:], target)
     example = map_tensors(x, lambda t: t[None].clone())
     whole = size_of(x) * count <= limit
     lazy = LazyInputs(
         lambda i: split_item(data[i], target)[0], count, example, limit if whole else limit // LAZY_DIVISOR
     )
+    # A Dataset that is read lazily may know its labels without reading its samples.
+    if not whole and (labels := stored_labels(data, target, y)) is not None:
+        return lazy, labels
     labels = y.new_empty((count, *y.shape))
-    labels_found = None if whole else stored_labels(data, target, y)
-    for i in range(count) if labels_found is None else ():
+    for i in range(count):
         found, label = split_item(data[i], target)
         check_shapes((y, label), "labels")
         labels[i] = label
         lazy.keep(i, found)
-    return (lazy.whole() if whole else lazy), labels if labels_found is None else labels_found
+    return (lazy.whole() if whole else lazy), labels
 
 
 def size_of(x: Inputs | LazyInputs) -> int:

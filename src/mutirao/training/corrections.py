@@ -79,11 +79,13 @@ def finish_correction(trainer: PlainTrainer, request: Request, site: Site, reply
     elif method is not None:
         correction = Pull.of(request).correction
         if method == "scaffold1":
+            # Option I of SCAFFOLD: the new control variate is the gradient at the received model.
             own = scaffold.vector_of(full_gradient(trainer, request, site, samples))
             before = site.state.get(CONTROL)
             change = own - (before if before is not None and before.shape == own.shape else 0.0)
             extras["control"] = change.astype(np.float32)
         else:
+            # Option II: it follows from the distance travelled and the number of effective steps.
             taken = effective_steps(hyperparameters.lr, trainer.momentum, hyperparameters.mu, steps)
             own = scaffold.update_control(request.arrays, reply.arrays, correction, taken)
         store_state(site, {CONTROL: own.astype(np.float32)}, request.config)

@@ -103,8 +103,10 @@ class PrivateTrainer:
         )
         optimizer = trainer.make_optimizer(weights, hyperparameters)
         with one_thread(), seeded(derive_seed(seed, round, "dropout", site.id)), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Full backward hook")  # Opacus hooks the first layer, too
+            # Opacus hooks the first layer, too.
+            warnings.filterwarnings("ignore", message="Full backward hook")
             for _ in range(steps):
+                # Poisson sampling: each sample is in the batch independently.
                 rows = np.flatnonzero(draw.random(len(samples)) < rate)
                 private.zero_grad()
                 if len(rows):

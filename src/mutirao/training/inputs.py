@@ -48,7 +48,8 @@ def to_tensor(values: Any, what: str, right: str) -> Tensor:
     if array.dtype == np.longdouble or array.dtype.byteorder not in "=|<" or min(array.strides, default=0) < 0:
         array = np.ascontiguousarray(array, array.dtype.newbyteorder("=") if array.itemsize <= 8 else np.float32)
     if array.dtype.kind == "u" and array.itemsize > 1:
-        array = array.astype(np.int64)  # torch does next to nothing with these
+        # torch supports few operations on unsigned integers.
+        array = array.astype(np.int64)
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", message="The given NumPy array is not writable"
@@ -68,7 +69,8 @@ def numbers_of_objects(array: np.ndarray[Any, Any], what: str, right: str) -> np
         return np.stack([np.asarray(v) for v in flat])
     try:
         if all(isinstance(v, bool | int) for v in flat):
-            return array.astype(np.int64)  # as classes are, whatever they were kept in
+            # Classes are int64, whatever type the objects had.
+            return array.astype(np.int64)
         return np.array([np.nan if is_missing(v) else float(v) for v in flat]).reshape(array.shape)
     except (TypeError, ValueError):
         kind = next(type(v).__name__ for v in flat if not is_missing(v) and not isinstance(v, int | float))

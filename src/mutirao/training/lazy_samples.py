@@ -30,7 +30,8 @@ class LazyInputs:
         size = sum(t.nbytes for t in self._tensors(example))
         self.room = min(count, keep // max(1, size))
         self._held = [t.new_empty((self.room, *t.shape[1:])) for t in self._tensors(example)]
-        self._place = np.full(count, -1, np.int64)  # where each sample is held; -1: it is not
+        # Position of each sample in the cache; -1 if it is not cached.
+        self._place = np.full(count, -1, np.int64)
         self._next = 0
         self._lock = threading.Lock()
 

@@ -38,7 +38,7 @@ class LocalHyperparameters:
             raise ValueError("has no samples to train on")
         whole, rest = divmod(n, self.batch_size)
         if rest == 1 and at_least_two and whole:
-            # Batch normalisation cannot train on a batch of one
+            # Batch normalisation cannot train on a batch of one.
             rest = 0
         return [self.batch_size] * whole + ([rest] if rest else [])
 

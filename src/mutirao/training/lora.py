@@ -18,7 +18,8 @@ class LoRALinear(nn.Module):
         like = inner.weight
         self.a = nn.Parameter(torch.empty(rank, inner.in_features, dtype=like.dtype, device=like.device))
         self.b = nn.Parameter(torch.zeros(inner.out_features, rank, dtype=like.dtype, device=like.device))
-        nn.init.kaiming_uniform_(self.a, a=math.sqrt(5))  # as torch draws the weights of a Linear layer
+        # As torch initialises a Linear layer.
+        nn.init.kaiming_uniform_(self.a, a=math.sqrt(5))
         self.scale = alpha / rank
 
     def forward(self, x: Tensor) -> Tensor:

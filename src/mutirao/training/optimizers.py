@@ -46,10 +46,15 @@ class LocalOptimizer:
     corrections: Sequence[Tensor] = ()
 
     def __post_init__(self) -> None:
-        self.start = (self.anchors or [p.detach().clone() for p in self.weights]) if self.mu else []
+        self.start: Sequence[Tensor] = []
+        if self.mu:
+            self.start = self.anchors or [p.detach().clone() for p in self.weights]
         self.moments: dict[int, list[Tensor]] = {}
         self.count = 0
-        self.move = self.step_of_torch() if callable(self.optimizer) else partial(RULES[self.optimizer], self)
+        if callable(self.optimizer):
+            self.move = self.step_of_torch()
+        else:
+            self.move = partial(RULES[self.optimizer], self)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -192,7 +197,7 @@ def arrays_of(model: nn.Module, names: Iterable[str] | None = None) -> Arrays:
 def seeded(seed: int, device: torch.device = CPU) -> Iterator[None]:
     """Seed torch's global generator (dropout, initialisation) inside the context, and restore its state after it."""
     with torch.random.fork_rng(devices=[]):
-        # The same bits as torch.manual_seed, which notes where it was called
+        # The same bits as torch.manual_seed, which would also record its call site.
         torch.default_generator.manual_seed(seed)
         with seeded_at(device, seed) if device.type != "cpu" else contextlib.nullcontext():
             yield

@@ -119,7 +119,7 @@ class PlainTrainer:
         try:
             made = cls(model, **{k: getattr(config, k) for k in names} | more)
             if made.device != "auto":
-                # A GPU that is not there is said before anything is read
+                # Report a missing GPU before any data are read.
                 made.torch_device()
             return made
         except ValueError as error:
@@ -167,6 +167,7 @@ class PlainTrainer:
         round = int(config["round"])
         extras = read_extras(config, samples, self.loss)
         hyperparameters = self.hyperparameters(config)
+        # Probes describe the received model, so they are computed before the first step.
         probed = self.probe(request.arrays, samples, probe_samples(config), extras) if extras & PROBED else {}
         model = self.state_names.prepare(self.fill(request.arrays))
         named = {n: p for n, p in model.named_parameters() if p.requires_grad}
@@ -184,7 +185,8 @@ class PlainTrainer:
                 rng(seed, round, "batches", site.id), len(samples), self.needs_two_samples()
             ):
                 x, y = samples.batch(batch)
-                x = x if self.transform is None or draw is None else self.transform(x, draw)
+                if self.transform is not None and draw is not None:
+                    x = self.transform(x, draw)
                 model.zero_grad()
                 with autocast(place, self.precision):
                     outputs = call_model(model, x)
@@ -325,7 +327,7 @@ class PlainTrainer:
         return bool(self._cache["two"])
 
     def __getstate__(self) -> dict[str, Any]:
-        # A thread's module stays with the thread, and programs with the process
+        # Modules belong to their threads, and compiled programs to their process.
         kept = {"_thread", "_cache"}
         return {k: v for k, v in self.__dict__.items() if k not in kept}
 

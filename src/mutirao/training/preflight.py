@@ -134,7 +134,8 @@ def check_start(trainer: PlainTrainer, arrays: Arrays, population: Mapping[Clien
         kinds.setdefault(store.kind, []).append(store)
     with one_thread(), seeded(0, trainer.torch_device()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        warnings.filterwarnings("error", message="Using a target size")  # a loss that compares each with all the others
+        # This warning means that the loss compares each row with all others.
+        warnings.filterwarnings("error", message="Using a target size")
         for some in kinds.values():
             check_kind(trainer, model, some)
 
@@ -158,8 +159,10 @@ def raise_first(faults: Any) -> None:
 
 def find_too_few(store: SampleStore, least: int) -> Fault | None:
     """The fault of a client without samples, or with one where batch normalisation needs two."""
+    if store.test:
+        return None
     sizes = np.diff(store.offsets)
-    for i in np.flatnonzero(sizes < least).tolist() if not store.test else ():
+    for i in np.flatnonzero(sizes < least).tolist():
         if (name := store.names[i]) not in store.without:
             has = "one sample, and batch normalisation needs two" if sizes[i] else "no samples to train on"
             return store.fault(i, f"has {has}; give it more, or leave it out with exclude={name}")
@@ -290,7 +293,8 @@ def try_extremes(trainer: PlainTrainer, model: nn.Module, stores: Sequence[Sampl
         label = int(extreme(store.y))
         found = store.owner(rows_with(store.y == label))
         if found is not None:
-            x, y = store.samples_of(found[0]).batch(np.array([found[1]] * 2))  # two, as batch normalisation needs
+            # Two copies, as batch normalisation needs two samples.
+            x, y = store.samples_of(found[0]).batch(np.array([found[1]] * 2))
             try:
                 trainer.loss(call_model(model, x), y)
             except Exception as error:  # a loss may raise anything

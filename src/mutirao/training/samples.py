@@ -38,7 +38,7 @@ class Samples:
         self.x: Any = as_inputs(x)
         self.y = as_labels(y)
         self.index = index
-        # Where batches are brought to; None: where the samples lie
+        # Device of the batches; None for the device of the samples.
         self.device: torch.device | None = None
         for name, part in named_inputs(self.x):
             if len(part) != len(self.y):

@@ -20,7 +20,7 @@ class StateNames:
         """The module in training mode, except for modules such as normalisation whose statistics are frozen."""
         module.train()
         for path in self.frozen_modules:
-            # It alone: a layer of dropout within it goes on dropping
+            # This module alone: a dropout layer inside it stays in training mode.
             module.get_submodule(path).training = False
         return module
 
@@ -64,7 +64,7 @@ def is_frozen(module: nn.Module, name: str) -> bool:
     if last in module.get_submodule(path)._parameters:
         return True
     while not (own := list(module.get_submodule(path).parameters())) and path:
-        # A layer without parameters belongs to what it is a part of
+        # A layer without parameters counts as part of the module around it.
         path = path.rpartition(".")[0]
     return bool(own) and not any(p.requires_grad for p in own)
 

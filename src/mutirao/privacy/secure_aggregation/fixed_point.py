@@ -64,19 +64,26 @@ class FixedPoint:
 
     def write(self, current: Arrays, reply: Reply, weight: int) -> tuple[Words, Words]:
         """A client's part of the sum: the update in words; weight, metrics and integers in wide words."""
-        update = self.update_of(current, reply) if reply.arrays else {}
+        update: Arrays = {}
+        changes: list[npt.NDArray[np.int64]] = []
+        if reply.arrays:
+            update = self.update_of(current, reply)
+            changes = [self.change_of(current[k], reply.arrays[k]) * weight for k in integers(current)]
         most = 2.0 ** (self.secure.bits - 1)
         with np.errstate(over="ignore"):
             scaled = np.clip(flat(update) / self.step, -most, most)
-        whole = (np.trunc(scaled) if self.secure.clip else np.rint(scaled)).astype(np.int64) * weight
+        # Towards 0 if lengths are clipped: rounding must not make an update longer.
+        rounded = np.trunc(scaled) if self.secure.clip else np.rint(scaled)
+        words = rounded.astype(np.int64) * weight
         wide = [weight]
         for name in self.metrics:
             value = reply.metrics.get(name)
-            known = value is not None
-            level = round(math.ldexp(min(max(value, -METRIC), METRIC), self.fraction)) if value is not None else 0
-            wide += [weight * known, weight * level]
-        rest = [self.change_of(current[k], reply.arrays[k]) * weight for k in integers(current)] if reply.arrays else []
-        return whole.astype(self.word), np.concatenate([np.array(wide, np.int64), *rest]).view(np.uint64)
+            if value is None:
+                wide += [0, 0]
+                continue
+            level = round(math.ldexp(min(max(value, -METRIC), METRIC), self.fraction))
+            wide += [weight, weight * level]
+        return words.astype(self.word), np.concatenate([np.array(wide, np.int64), *changes]).view(np.uint64)
 
     def update_of(self, current: Arrays, reply: Reply) -> Arrays:
         """The update of the floating-point arrays, clipped and noised if configured."""
@@ -95,9 +102,11 @@ class FixedPoint:
 
     def sizes(self, current: Arrays, trained: bool) -> tuple[int, int]:
         """The number of words and of wide words of a part."""
-        update = sum(v.size for v in current.values() if v.dtype.kind == "f") if trained else 0
-        rest = sum(current[k].size for k in integers(current)) if trained else 0
-        return update, 1 + 2 * len(self.metrics) + rest
+        figures = 1 + 2 * len(self.metrics)
+        if not trained:
+            return 0, figures
+        update = sum(v.size for v in current.values() if v.dtype.kind == "f")
+        return update, figures + sum(current[k].size for k in integers(current))
 
     def read(self, current: Arrays, update: Words, wide: Words, trained: bool) -> tuple[Arrays, dict[str, float], int]:
         """The mean model, the mean metrics and the sum of weights that a sum encodes."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mutirao.core.agreement import AGREE
+from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import FLEETING, ClientId, Failure, Reply, Request, Site, failure_of
 from mutirao.core.parts import AnyHandler, Many, as_handler
 from mutirao.core.sparse_rows import BLOCKS, expand_rows, to_dense
@@ -196,9 +197,13 @@ class MaskingHandler:
         wrong = fault(sent, reply) if trained else fault_of_extras(reply)
         if wrong is not None:
             raise Refused(f"secure.{wrong.kind}", wrong.reason)
-        reply = Reply(to_dense(sent, reply.arrays) if trained else {}, {}, reply.metrics, reply.n)
+        arrays: Arrays = {}
+        weight = 1
+        if trained:
+            arrays = to_dense(sent, reply.arrays)
+            weight = min(int(reply.n), self.secure.most_samples)
+        reply = Reply(arrays, {}, reply.metrics, reply.n)
         scale = FixedPoint(self.secure, int(setting_of(request, "clients")), tuple(name_list(request, "metrics")))
-        weight = min(int(reply.n), self.secure.most_samples) if trained else 1
         peers = {n: bytes.fromhex(memory["peers"][n][1]) for n in memory["received"]}
         own, masks = (bytes.fromhex(memory[kind]) for kind in ("own", "masks"))
         part = scale.write(sent, reply, weight)

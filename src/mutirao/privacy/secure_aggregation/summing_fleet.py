@@ -106,7 +106,8 @@ class MaskedSum:
         self.lost: dict[ClientId, Failure] = {}
         self.aborted: Failure | None = None  # why there will be no sum
         self.remaining = list(members) if len(members) >= secure.least else []
-        self.keys: dict[ClientId, tuple[bytes, bytes]] = {}  # public keys: for encrypted shares, for masks
+        # Public keys for encrypted shares and for masks.
+        self.keys: dict[ClientId, tuple[bytes, bytes]] = {}
         self.neighbours: dict[ClientId, list[ClientId]] = {}
         self.letters: dict[tuple[ClientId, ClientId], bytes] = {}  # from, to
         self.commits: dict[ClientId, bytes] = {}
@@ -156,6 +157,7 @@ class MaskedSum:
     def advance(self, stage: str) -> None:
         """Prepare the next stage once all answers of a stage are processed."""
         least = self.secure.least
+        # A client that loses too many neighbours is dropped, which may leave others short in turn.
         while stage == SHARES and (short := [c for c in self.remaining if self.left(c) < self.needed(c)]):
             self.lost |= {c: Failure("too_few", f"{self.left(c)} of it and its neighbours are left") for c in short}
             self.remaining = [c for c in self.remaining if c not in short]  # as if they had shared nothing

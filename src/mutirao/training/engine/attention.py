@@ -149,7 +149,10 @@ MAX_WEIGHTS = 150_000  # weights of a product: beyond, they leave the cache, and
 
 def accelerate_encoders(module: nn.Module) -> nn.Module:
     """The module with attention and whole encoder layers computed by the kernel where possible."""
-    for layer in accelerate_attention(module).modules() if kernel is not None else ():
+    accelerate_attention(module)
+    if kernel is None:
+        return module
+    for layer in module.modules():
         if type(layer) is nn.TransformerEncoderLayer and supports_encoder(layer):
             layer.forward = partial(encode, layer)  # type: ignore[method-assign]
     return module

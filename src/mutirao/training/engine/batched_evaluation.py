@@ -73,13 +73,16 @@ def evaluate_clients(trainer: PlainTrainer, requests: Requests, sites: Sites) ->
     for client in sorted(requests):
         request = requests[client]
         try:
-            whole = (own_test_samples if request.do == "evaluate" else Samples.of)(sites[client].data)
-            samples = whole.first(probe_samples(request.config)) if request.do == "probe" else whole
+            extras = frozenset[str]()
+            if request.do == "probe":
+                whole = Samples.of(sites[client].data)
+                samples = whole.first(probe_samples(request.config))
+            else:
+                samples = whole = own_test_samples(sites[client].data)
             if len(samples) == 0:
                 raise ValueError("has no samples to evaluate on")
-            extras: frozenset[str] = (
-                read_extras(request.config, whole, trainer.loss) if request.do == "probe" else frozenset()
-            )
+            if request.do == "probe":
+                extras = read_extras(request.config, whole, trainer.loss)
         except Exception as error:  # it is this client's failure alone
             outcomes[client] = failure_of(error)
             continue
@@ -113,7 +116,8 @@ def metrics_by_client(
     names = ["loss", "rms_loss", *(["entropy"] * has_error_measures(trainer.loss, y)), *(["accuracy"] * is_classes(y))]
 
     def look(outputs: Tensor, y: Tensor) -> tuple[Array, Array]:
-        losses = losses_without_grad(trainer.loss, outputs, y).cpu().double()  # not every device has such numbers
+        # Not every device supports float64.
+        losses = losses_without_grad(trainer.loss, outputs, y).cpu().double()
         if not torch.isclose(losses.mean(), trainer.loss(outputs, y).cpu().double(), 1e-3, 1e-6):
             raise ValueError("the loss of a batch is not the mean over its samples")
         more = [predictive_entropies(trainer.loss, outputs, y).cpu()] if has_error_measures(trainer.loss, y) else []

@@ -36,7 +36,7 @@ log = logging.getLogger("mutirao")
 
 FREEZE_AFTER = 32  # steps of one height until freezing its tape pays
 BLOCK = 5  # steps frozen together: Python is needed, and its lock taken, once a block
-# The inputs of a step, beside the clients' state and masks
+# The inputs of a step, in addition to the clients' state and masks.
 FIXED = ("x", "y")
 MOVING = ("rows", "weights", "scalars")
 TOLERANCE = 1e-3  # of the largest number: far above rounding, far below a different formula
@@ -58,7 +58,8 @@ class CompiledStep:
         self.module = trainer.state_names.prepare(copy.deepcopy(trainer.thread_module()))
         self._look(*self.example)
         give_masks(self.module, self.masks)
-        self.valid_labels: Tensor | None = None  # labels found to be classes of the model
+        # Labels found to be classes of the model.
+        self.valid_labels: Tensor | None = None
         self._logged = False
         self._obstacles: dict[tuple[bool, bool], str] = {}
         self._traces: dict[StepForm, fx.GraphModule] = {}
@@ -120,10 +121,12 @@ class CompiledStep:
         (x, y) = self.example
         trained = len(self.layout.trained)
         lengths = [len(y), max(1, len(y) - form.by_rows)] if form.stacked else [len(y)]
+        # The second client has a shorter batch: its gradient differs if the loss or a layer mixes samples.
         for labels in self._labels(x, y):
             state = self.state([self.arrays] * len(lengths))
             step = self._step(form)
-            other = state[trained : trained + len(self.layout.other)]  # what comes after is the optimiser's
+            # The rest of the state belongs to the optimizer.
+            other = state[trained : trained + len(self.layout.other)]
             xs, ys = (torch.stack([t] * len(lengths)) for t in (x, labels))
             generators = [self.trainer.generator(0) for _ in lengths]  # as the module itself will draw
             masks = [m[0] for m in draw_masks(self.masks, generators, np.array([lengths]), len(y))]
@@ -196,7 +199,8 @@ class CompiledStep:
 
     def state(self, models: Sequence[Arrays], pulls: Sequence[Pull] = ()) -> list[Tensor]:
         """The stacked state of these models: trained and other tensors, moments, anchors and corrections."""
-        last = {held: name for name, held in self.layout.held.items()}  # of tied weights the last name counts
+        # Of tied weights the last name counts.
+        last = {held: name for name, held in self.layout.held.items()}
         ours = {n: tuple(t.shape) for n, t in self.like.items()}
         for arrays in models[:1] if all(m is models[0] for m in models) else models:
             if ours != (theirs := {n: a.shape for n, a in arrays.items()}):
@@ -322,5 +326,6 @@ def is_close(ours: Sequence[Tensor], theirs: Sequence[Tensor], share: float) -> 
 def isolated(device: torch.device) -> Iterator[None]:
     """A context with one thread, private randomness, and attention in a form that can be stacked."""
     with one_thread(), seeded(0, device), warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
-        warnings.simplefilter("ignore")  # what cannot be stacked well is not
+        # torch warns about operations that it cannot stack well.
+        warnings.simplefilter("ignore")
         yield

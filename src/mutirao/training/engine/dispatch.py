@@ -30,7 +30,7 @@ from mutirao.training.samples import Samples, own_test_samples
 from mutirao.training.torch_device import is_heavy
 
 # Floating-point operations a call from which on a client keeps a core busy by itself. Measured with models of many
-# sizes; kept here, because the ways on either side differ in the last bits, and a run must not depend on a stopwatch.
+# sizes; kept here, because the engines on either side differ in the last bits, and a run must not depend on a stopwatch.
 HEAVY_CALL = 1_000_000
 
 
@@ -138,7 +138,8 @@ def train_alone(trainer: PlainTrainer, request: Request, site: Site) -> Reply:
     jobs, _ = plan_jobs(trainer, {site.id: request}, {site.id: site})
     if jobs and choose_engine(trainer, jobs) == "fused" and (replies := train_in_kernel(trainer, jobs)):
         return finish_correction(trainer, request, site, replies[site.id])
-    reply = trainer.train(request, site)  # where whatever is wrong with its data is said
+    # Plain training reports what is wrong with the client's data.
+    reply = trainer.train(request, site)
     return finish_correction(trainer, request, site, reply)
 
 
@@ -166,13 +167,14 @@ def train_each(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outco
     jobs, failures = plan_jobs(trainer, requests, sites)
     outcomes: Outcomes = dict(failures)
     for group in group_by_kind(jobs):
-        way = choose_engine(trainer, group)
-        if way == "fused":
+        engine = choose_engine(trainer, group)
+        if engine == "fused":
             outcomes |= train_in_kernel(trainer, group)
-        elif way == "stacked":
+        elif engine == "stacked":
             outcomes |= train_in_stacks(trainer, group)
         left = [job for job in group if job.client not in outcomes]
-        outcomes |= train_sequentially(trainer, left, way if way in TRAIN else SEQUENTIAL) if left else {}
+        if left:
+            outcomes |= train_sequentially(trainer, left, engine if engine in TRAIN else SEQUENTIAL)
     return outcomes
 
 
@@ -187,10 +189,10 @@ def choose_engine(trainer: PlainTrainer, jobs: Sequence[Job]) -> str:
     gpu = trainer.torch_device().type != "cpu"
     heavy = is_heavy(trainer.thread_module(), trainer.batch_size)
     if callable(trainer.optimizer) or trainer.transform is not None or trainer.keep_optimizer or (gpu and heavy):
-        # As recorded steps and the kernel take the samples as they are, and begin afresh
+        # Compiled steps and the kernel apply no transform and start with fresh optimizers.
         return SEQUENTIAL
     if gpu:
-        # Many small models at once are what keeps a GPU busy
+        # A GPU is only busy with many small models at once.
         return "stacked"
     if not heavy and fits_kernel(trainer, jobs):
         return "fused"

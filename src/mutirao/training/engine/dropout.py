@@ -55,7 +55,7 @@ def find_masks(module: nn.Module, x: Tensor) -> list[Mask]:
             masks = watch_dropout(module, x)
             after = torch.get_rng_state()
         with seeded(0):
-            # So that a sample's shape is known from the batch's
+            # A batch of twice the size shows which dimensions belong to a sample.
             again = watch_dropout(module, torch.cat([x, x]))
     except Exception:  # a model may insist on a length, or on anything
         return []
@@ -107,7 +107,9 @@ def draw_masks(
     Samples that only fill up a batch have weight 0 and need no mask.
     """
     made = [torch.ones(*lengths.shape, batch, *mask.shape, dtype=mask.dtype) for mask in masks]
-    for i, generator in enumerate(generators[: lengths.shape[1]] if masks else ()):
+    if not masks:
+        return made
+    for i, generator in enumerate(generators[: lengths.shape[1]]):
         steps = zip(lengths[:, i].tolist(), *(some[:, i].unbind() for some in made), strict=True)
         for length, *own in steps:
             for mask, one in zip(masks, own, strict=True):

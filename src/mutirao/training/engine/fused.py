@@ -63,7 +63,7 @@ def train_fused(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, Re
     def train(share: tuple[Job, Share]) -> Reply | None:
         job, numbers = share
         if {name: array.shape for name, array in job.arrays.items()} != shapes:
-            # The kernel would train a network of any widths
+            # The kernel itself would accept a network of any widths.
             return None
         try:
             return train_client(layers, job, *numbers())
@@ -126,9 +126,13 @@ def run_kernel(
     *samples, lengths, squared = data
     dropout = kernel_masks([(layer.inputs, layer.dropped) for layer in layers], int(max(lengths)), seed)
     rates = hyperparameters.lr, trainer.momentum, trainer.weight_decay, hyperparameters.mu
-    anchors = layer_arrays(layers, arrays | pull.anchor) if pull.anchor and hyperparameters.mu else None
-    nothing = {k: np.zeros_like(v) for k, v in arrays.items() if k not in pull.correction} if pull.correction else {}
-    corrections = layer_arrays(layers, nothing | pull.correction) if pull.correction else None
+    anchors = None
+    if pull.anchor and hyperparameters.mu:
+        anchors = layer_arrays(layers, arrays | pull.anchor)
+    corrections = None
+    if pull.correction:
+        zeros = {k: np.zeros_like(v) for k, v in arrays.items() if k not in pull.correction}
+        corrections = layer_arrays(layers, zeros | pull.correction)
     return kernel(weights, *samples, lengths, *rates, squared, *dropout, anchors, corrections)
 
 
@@ -250,6 +254,7 @@ def verify_layers(trainer: PlainTrainer, layers: list[DenseLayer], kind: tuple[A
         lr=1.0, epochs=1, steps=0, batch_size=VERIFIED_SAMPLES, mu=0.0
     )  # a step as long as its gradient: little rounding
     shapes = {name: tuple(t.shape) for name, t in trainer.thread_module().state_dict().items()}
+    # With lr = 1 and one step, the change of the weights is the negative gradient.
     for draw in range(2):
         rng = np.random.default_rng(draw)
         arrays = {n: rng.normal(0, 1 / np.sqrt(s[-1]), s).astype(np.float32) for n, s in shapes.items()}

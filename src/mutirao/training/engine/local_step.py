@@ -13,11 +13,11 @@ from mutirao.training.measurements import per_sample_losses
 from mutirao.training.plain import PlainTrainer
 from mutirao.training.torch_device import autocast
 
-# Torch's defaults for Adam
+# torch's defaults for Adam.
 BETA1 = 0.9
 BETA2 = 0.999
 EPSILON = 1e-8
-# And for RMSprop and Adagrad
+# torch's defaults for RMSprop and Adagrad.
 ALPHA = 0.99
 TINY = 1e-10
 

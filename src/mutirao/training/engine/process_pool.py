@@ -84,7 +84,8 @@ def idle_workers(trainer: PlainTrainer) -> "queue.SimpleQueue[ForkedWorker]":
     kept = trainer._cache.get("forks")
     if kept is None or kept[0] != os.getpid():
         trainer.thread_module()
-        keep_freed_memory()  # what threads held in a trial is given back
+        # Give back the memory that threads kept during the trial rounds.
+        keep_freed_memory()
         idle: queue.SimpleQueue[ForkedWorker] = queue.SimpleQueue()
         for _ in range(trainer.workers or core_count()):
             idle.put(ForkedWorker(trainer))
@@ -110,7 +111,7 @@ class ForkedWorker:
             try:
                 worker_loop(trainer, theirs, self.there, self.back, parent)
             finally:
-                # Nothing of the parent's is flushed or ended twice
+                # Skip the parent's exit handlers and buffers, which the child has copies of.
                 os._exit(0)
         theirs.close()
         self.end = weakref.finalize(self, kill_worker, self.pid, self.pipe, parent)

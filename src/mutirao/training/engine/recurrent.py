@@ -22,7 +22,9 @@ State = tuple[Tensor, Tensor]
 
 def accelerate_recurrent(module: nn.Module) -> nn.Module:
     """The module with its LSTM layers computed by the kernel where possible; names and weights stay the same."""
-    for layers in module.modules() if kernel is not None else ():
+    if kernel is None:
+        return module
+    for layers in module.modules():
         if type(layers) is nn.LSTM and supports_lstm(layers):
             layers.forward = partial(run_lstm, layers)  # type: ignore[assignment, method-assign]
     return module

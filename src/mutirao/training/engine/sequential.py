@@ -22,15 +22,15 @@ log = logging.getLogger("mutirao")
 SHORT_CLIENT = 0.02  # seconds a client: below, handing it to a worker may cost more than it saves
 
 
-def train_sequentially(trainer: PlainTrainer, jobs: Sequence[Job], way: str) -> Outcomes:
+def train_sequentially(trainer: PlainTrainer, jobs: Sequence[Job], engine: str) -> Outcomes:
     """The outcomes of these clients; with `auto` by the fastest dispatch known so far."""
-    tried: dict[str, float] = trainer._cache.setdefault("tried", {})  # seconds a step, by way
-    chosen = way if way != "auto" else choose_dispatch(trainer, jobs, tried)
+    tried: dict[str, float] = trainer._cache.setdefault("tried", {})  # seconds a step of each engine
+    chosen = engine if engine != "auto" else choose_dispatch(trainer, jobs, tried)
     if chosen == "processes" and (fault := fork_fault(jobs)):
         log.info("clients are trained in threads, not in processes: %s", fault)
         chosen = "threads"
     done = TRAIN[chosen](trainer, jobs)
-    if way == "auto" and len(jobs) > 1:
+    if engine == "auto" and len(jobs) > 1:
         tried.setdefault(chosen, seconds_a_step(jobs, done) / (1 if chosen == "plain" else worker_count(trainer)))
         if chosen != "plain" and done and median(seconds for _, seconds in done.values()) > SHORT_CLIENT:
             tried.setdefault("plain", float("inf"))  # not worth a try
@@ -43,8 +43,8 @@ def choose_dispatch(trainer: PlainTrainer, jobs: Sequence[Job], tried: Mapping[s
     """A dispatch that was not tried yet, otherwise the fastest; plain training for one client or one core."""
     if worker_count(trainer) == 1 or len(jobs) == 1:
         return "plain"
-    ways = ["threads", "plain"] if trainer.torch_device().type != "cpu" or fork_fault(jobs) else list(TRAIN)
-    return next((way for way in ways if way not in tried), min(ways, key=lambda way: tried.get(way, float("inf"))))
+    engines = ["threads", "plain"] if trainer.torch_device().type != "cpu" or fork_fault(jobs) else list(TRAIN)
+    return next((e for e in engines if e not in tried), min(engines, key=lambda e: tried.get(e, float("inf"))))
 
 
 def seconds_a_step(jobs: Sequence[Job], done: Mapping[ClientId, Timed]) -> float:

@@ -69,7 +69,8 @@ def with_known_labels(compiled: CompiledStep, y: Tensor, shares: list[Share]) ->
         return int(labels.min()) >= 0 and int(labels.max()) < compiled.classes
 
     if known(y):
-        compiled.valid_labels = y  # all labels of this storage, once
+        # All labels of this storage are valid, which is checked only once.
+        compiled.valid_labels = y
         return shares
     return [(job, rows) for job, rows in shares if known(y[torch.from_numpy(rows).to(y.device)])]
 
@@ -100,7 +101,8 @@ class Stack:
         self.y = y
         self.shares = shares
         self.jobs = [job for job, _ in shares]
-        self.lengths = np.zeros((len(self.jobs[0].lengths), len(shares)), np.int64)  # samples a batch; 0: has finished
+        # Samples of each batch; 0 after a client has finished.
+        self.lengths = np.zeros((len(self.jobs[0].lengths), len(shares)), np.int64)
         for i, job in enumerate(self.jobs):
             self.lengths[: len(job.lengths), i] = job.lengths
 

@@ -12,7 +12,7 @@ import torch
 
 from mutirao.training.cpu_cores import core_count
 
-# What glibc's mallopt calls them
+# Parameters of glibc's mallopt.
 MMAP_THRESHOLD = -3
 TRIM_THRESHOLD = -1
 

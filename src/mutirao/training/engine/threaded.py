@@ -44,7 +44,7 @@ def map_in_threads(trainer: PlainTrainer, work: Callable[[Item], Result], items:
 def clone_module(trainer: PlainTrainer, template: nn.Module) -> nn.Module:
     """A copy of a module for another thread or process, with fused pooling on the CPU."""
     own = copy.deepcopy(template)
-    # Our kernels are for the CPU
+    # Our kernels are for the CPU only.
     if trainer.torch_device().type == "cpu":
         return fuse_pools(own)
     return own.eval()
@@ -75,7 +75,9 @@ def train_threads(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId, 
 
 def uses_randomness(trainer: PlainTrainer, jobs: Sequence[Job]) -> bool:
     """Whether the model draws random numbers in training; found out once, on a client with valid data."""
-    for job in jobs if "draws" not in trainer._cache else ():
+    if "draws" in trainer._cache:
+        return bool(trainer._cache["draws"])
+    for job in jobs:
         with one_thread(), seeded(0, trainer.torch_device()), torch.no_grad(), contextlib.suppress(Exception):
             module = trainer.state_names.prepare(trainer.fill(job.request.arrays))
             before = random_state(trainer.torch_device())

@@ -20,10 +20,10 @@ aten = torch.ops.aten
 
 Program = Callable[..., tuple[Tensor, ...]]
 
-# Operations that only look at the same numbers in the same shape: the tape does without them.
+# Views of the same numbers in the same shape: the trace does without them.
 VIEW_NAMES = ("detach", "alias", "lift_fresh", "view", "_unsafe_view", "expand", "reshape")
 VIEWS = {getattr(aten, name).default for name in VIEW_NAMES}
-# What reads a number back into Python, or makes a shape out of values: the next batch may go another way.
+# Operations that read a value into Python, or a shape from values: another batch may take another path.
 DEPENDS_ON_DATA = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
@@ -41,7 +41,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.generator_node = self.graph.placeholder("draw") if generator is not None else None
         self.root = torch.nn.Module()
         self.nodes: dict[int, fx.Node] = {}
-        # So that no identity and no storage is used twice
+        # References keep tensors alive, so that no id and no storage is reused.
         self.kept_alive: list[Any] = []
         for i, tensor in enumerate(inputs):
             self._register(tensor, self.graph.placeholder(f"input_{i}"))
@@ -82,7 +82,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _register(self, tensor: Tensor, node: fx.Node) -> None:
         self.kept_alive.append(tensor)
-        # An operation in place returns what is known already
+        # An in-place operation returns a tensor that is registered already.
         self.nodes.setdefault(id(tensor), node)
         node.meta.setdefault("shapes", (tuple(tensor.shape),))
         node.meta.setdefault("dtype", tensor.dtype)
@@ -171,6 +171,7 @@ def _join_values(a: Any, b: Any, clients: fx.Node) -> Any:
     if isinstance(a, dict):
         return {key: _join_values(a[key], b[key], clients) for key in a}
     if isinstance(a, int) and not isinstance(a, bool) and a != b:
+        # The line through (2, a) and (3, b), as operations on the number of clients.
         scaled = clients if b - a == 1 else clients.graph.call_function(operator.mul, (clients, b - a))
         if 3 * a == 2 * b:
             return scaled
@@ -354,12 +355,15 @@ def freeze_program(program: Program, inputs: Sequence[Tensor]) -> Program | None
 
     try:
         with warnings.catch_warnings(), torch.inference_mode():
-            # torch.jit is deprecated: the program itself is the way without it
+            # torch.jit is deprecated; without it the program itself is replayed.
             warnings.simplefilter("ignore")
             fast = torch.jit.trace(plain, tuple(t.clone() for t in inputs), check_trace=False)  # type: ignore[no-untyped-call]
-            trial(fast)  # the second run is the optimised one
+            # torch.jit optimises a program in its second run.
+            trial(fast)
             same = all(torch.equal(a, b) for a, b in zip(trial(fast), trial(plain), strict=True))
     except Exception as error:
         log.debug("torch.jit cannot freeze a step: %s", error)
         return None
-    return fast if same else None
+    if same:
+        return fast
+    return None

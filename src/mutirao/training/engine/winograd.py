@@ -26,7 +26,9 @@ MAX_CHANNEL_PAIRS = 1 << 16  # pairs of channels: beyond, the matrices are too l
 
 def accelerate_convolutions(module: nn.Module) -> nn.Module:
     """The module with its convolutions computed by the kernel where that pays; names and weights stay the same."""
-    for conv in module.modules() if kernel is not None else ():
+    if kernel is None:
+        return module
+    for conv in module.modules():
         if type(conv) is nn.Conv2d and supports_convolution(conv):
             conv.forward = partial(convolve, conv)  # type: ignore[method-assign]
     return module
