@@ -29,8 +29,8 @@ from mutirao.training.plain import Outcomes, PlainTrainer, Requests, Sites, answ
 from mutirao.training.samples import Samples, own_test_samples
 from mutirao.training.torch_device import is_heavy
 
-# Floating-point operations a call from which on a client keeps a core busy by itself. Measured with models of many
-# sizes; kept here, because the engines on either side differ in the last bits, and a run must not depend on a stopwatch.
+# Floating-point operations a call from which on a client keeps a core busy by itself, measured with models of many
+# sizes. It is a constant because the engines on either side differ in the last bits: a run must not depend on a clock.
 HEAVY_CALL = 1_000_000
 
 

@@ -364,6 +364,4 @@ def freeze_program(program: Program, inputs: Sequence[Tensor]) -> Program | None
     except Exception as error:
         log.debug("torch.jit cannot freeze a step: %s", error)
         return None
-    if same:
-        return fast
-    return None
+    return fast if same else None
