@@ -134,11 +134,11 @@ def test_over_flower_all_is_as_in_process_and_nothing_personal_crosses_the_wire(
 @pytest.mark.parametrize(
     ("recipe", "more", "words"),
     [
-        ("quickstart", {"personal": "fedbn"}, "personal=fedbn: the model has no batch normalisation"),
+        ("quickstart", {"personal": "fedbn"}, "personal=fedbn: the model has no trainable batch normalisation"),
         ("quickstart", {"personal": "fedper", "centralised": True}, "centralised=true has one client"),
         ("quickstart", {"personal": "fedper", "secure": "secagg+"}, "secure=secagg.* reveals only sums"),
         ("quickstart", {"personal": "ditto", "privacy": "local"}, "with privacy=local clients report no metrics"),
-        ("quickstart", {"personal": "fedper", "personal.layers": "9"}, "personal.layers: '9' fits none"),
+        ("quickstart", {"personal": "fedper", "personal.layers": "9"}, "personal.layers: '9' matches none"),
         (
             "quickstart",
             {"personal": "fedper", "personal.new": 0.99, "clients": 3},

@@ -312,7 +312,7 @@ def test_a_client_that_says_its_budget_is_spent_does_not_end_the_run_of_the_othe
     assert "the most it can be" not in caplog.text
     lied = [row["epsilon"] for row in rows((sorted(task.population)[0],))]
     assert len(lied) == 3
-    assert "tells epsilon_next=1e+09" in caplog.text
+    assert "reports epsilon_next=1e+09" in caplog.text
     if "n" not in lie or kind == "local":
         assert lied == pytest.approx(honest)
 

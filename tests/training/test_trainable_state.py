@@ -143,7 +143,7 @@ def test_the_seed_decides_what_is_trained_and_not_what_is_frozen() -> None:
     [
         ("2.*, 5.weight", "share: '5.weight' matches none of the model's arrays: 0.weight, 0.bias, 2.weight, 2.bias"),
         ("2.weight", "share: '2.bias' is trained but not shared, so that its training is lost"),
-        ("0.*", "share: '2.weight' is trained but would not travel"),
+        ("0.*", "share: '2.weight' is trained but not shared"),
     ],
 )
 def test_a_pattern_that_would_lose_something_is_refused_by_name(share: str, says: str) -> None:

@@ -37,12 +37,15 @@ def matching_names(names: Sequence[str], patterns: str) -> list[str]:
     ['2.weight', '2.bias']
     """
     wanted = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
+    matched: set[str] = set()
     for pattern in wanted:
-        if not any(matches_layer(name, pattern) for name in names):
+        found = [name for name in names if matches_layer(name, pattern)]
+        if not found:
             raise ConfigError(
                 f"personal.layers: {pattern!r} matches none of the shared arrays: {list_some(list(names))}"
             )
-    return [name for name in names if any(matches_layer(name, pattern) for pattern in wanted)]
+        matched.update(found)
+    return [name for name in names if name in matched]
 
 
 def matches_layer(name: str, pattern: str) -> bool:

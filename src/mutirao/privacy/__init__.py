@@ -54,7 +54,7 @@ class NoPrivacy(Privacy):
 
     >>> from mutirao.config import Common, resolve
     >>> build_privacy(resolve(Common, {}))  # by default
-    Open()
+    NoPrivacy()
     """
 
 

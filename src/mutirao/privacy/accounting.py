@@ -55,7 +55,7 @@ def join_releases(one: Releases, other: Releases) -> Releases:
 def worst_case(tables: Sequence[Releases]) -> Releases:
     """A table that costs at least as much as each of these: of equal releases, the largest number.
 
-    >>> at_worst([add_releases(None, 1.0, 0.1, 2), add_releases(None, 1.0, 0.1, 5)])
+    >>> worst_case([add_releases(None, 1.0, 0.1, 2), add_releases(None, 1.0, 0.1, 5)])
     array([[1. , 0.1, 5. ]])
     """
     most: dict[tuple[float, float], float] = {}

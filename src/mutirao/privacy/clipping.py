@@ -67,7 +67,7 @@ class AdaptiveClip:
 
         1 / z^2 = 1 / z_u^2 + 1 / (2 count_noise)^2. A client moves the sum of `halves` by at most 1/2, whence the 2.
 
-        >>> round(Follow(0.5, 0.2, 5.0).left(1.0), 4)
+        >>> round(AdaptiveClip(0.5, 0.2, 5.0).update_noise(1.0), 4)
         1.005
         """
         return math.sqrt(1 / (1 / noise**2 - 1 / (2 * self.count_noise) ** 2))
@@ -77,7 +77,7 @@ class AdaptiveClip:
 
         `halves` is the noised sum, over the clients of the round, of 1/2 (not longer than C) or -1/2 (longer).
 
-        >>> Follow(0.5, 0.2, 5.0).next(1.0, 0.0, 10.0)  # as many below as above
+        >>> AdaptiveClip(0.5, 0.2, 5.0).next(1.0, 0.0, 10.0)  # as many below as above
         1.0
         """
         return clip * math.exp(-self.lr * (halves / expected + 0.5 - self.quantile))

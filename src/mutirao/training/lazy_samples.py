@@ -109,7 +109,7 @@ def describe_structure(x: Any) -> str:
 def describe_tensor(tensor: Tensor) -> str:
     """The dtype and shape of a tensor in a few characters.
 
-    >>> shown(torch.zeros(3, 32))
+    >>> describe_tensor(torch.zeros(3, 32))
     'float32 [3, 32]'
     """
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

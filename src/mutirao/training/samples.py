@@ -27,7 +27,7 @@ CLASSES = "classes"  # what class lists go by in an agreement
 class Samples:
     """Rows of `x` and `y` that belong together; with `index` only those rows, without a copy.
 
-    `x` is a tensor, a tuple or a dict of tensors, or `Lazy`.
+    `x` is a tensor, a tuple or a dict of tensors, or `LazyInputs`.
 
     >>> samples = Samples.of({"age": [30.0, 60.0], "weight": [70.0, 80.0], "sick": [0, 1]}, target="sick")
     >>> len(samples), samples.batch(slice(0, 1))

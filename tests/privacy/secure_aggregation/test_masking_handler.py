@@ -49,7 +49,7 @@ def test_nothing_is_answered_in_the_clear(do: str) -> None:
     inside, _ = lossy(3, SecAggPlus())
     answers = ask(inside, [ANA], do)
     assert answers.failures[ANA].kind == "refused"
-    assert "one client alone" in answers.failures[ANA].reason
+    assert "this client alone" in answers.failures[ANA].reason
 
 
 def test_of_rows_only_blocks_leave() -> None:
@@ -153,7 +153,7 @@ def test_a_key_that_is_none_is_refused() -> None:
         rows[0] = 255
         return replace(request, extras={**request.extras, "secagg.letters": rows})
 
-    assert "key is none" in refusal_of(SHARES, spoil)
+    assert "public key is invalid" in refusal_of(SHARES, spoil)
 
 
 def test_letters_that_were_altered_or_exchanged_are_refused() -> None:
@@ -165,8 +165,8 @@ def test_letters_that_were_altered_or_exchanged_are_refused() -> None:
     def exchange(request: Request) -> Request:
         return replace(request, extras={**request.extras, "secagg.sealed": request.extras["secagg.sealed"][::-1]})
 
-    assert "not written by the neighbour" in refusal_of(MASKED, alter)
-    assert "not written by the neighbour" in refusal_of(MASKED, exchange)
+    assert "not written by its sender" in refusal_of(MASKED, alter)
+    assert "not written by its sender" in refusal_of(MASKED, exchange)
 
 
 def test_a_clients_own_letter_is_not_taken_for_its_neighbours_answer() -> None:

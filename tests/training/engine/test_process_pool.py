@@ -128,7 +128,7 @@ def test_where_nothing_can_be_forked_threads_do_the_work() -> None:
     trainer = Trainer(linear)
     turned = {"ana": Site("ana", Samples(torch.ones(6, 9).t(), torch.zeros(9, dtype=torch.int64)))}
     jobs, _ = plan_jobs(trainer, {"ana": Request("train", trainer.initial(0), CONFIG)}, turned)
-    assert "one after the other" in fork_fault(jobs)
+    assert "not contiguous" in fork_fault(jobs)
 
 
 SCRIPT = """

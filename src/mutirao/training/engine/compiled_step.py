@@ -265,7 +265,7 @@ class CompiledStep:
     ) -> list[Sequence[Tensor]]:
         """Run the steps along the first dimension of `moving`; the outputs in blocks of steps.
 
-        `lengths` are the samples of each step and client, and what is random comes from the clients' `draws`.
+        `lengths` are the samples of each step and client, and what is random comes from the clients' `generators`.
         """
         made: list[Sequence[Tensor]] = []
         start = 0
