@@ -8,7 +8,7 @@ from choosing import rng, roster_of
 from mutirao.core.arrays import Arrays
 from mutirao.core.roster import Roster
 from mutirao.selection import FedCor, fedcor
-from mutirao.selection.gaussian_process import NOISE, covariance, fit, most_telling, slope
+from mutirao.selection.fedcor import NOISE, covariance, fit_points, likelihood_gradient, most_informative
 
 
 def slow_covariance(points: np.ndarray) -> np.ndarray:
@@ -26,7 +26,7 @@ def likelihood(points: np.ndarray, changes: np.ndarray) -> float:
 def test_the_likelihood_moves_with_the_points_as_scipys_does() -> None:
     points, changes = rng(1).normal(size=(3, 5)) * 0.5, rng(2).normal(size=5) * 0.3
     np.testing.assert_allclose(covariance(points), slow_covariance(points), rtol=1e-12)
-    found, tiny = slope(points, changes), 1e-5
+    found, tiny = likelihood_gradient(points, changes), 1e-5
     for i in range(3):
         for j in range(5):
             more, less = points.copy(), points.copy()
@@ -43,7 +43,7 @@ def test_learning_makes_the_changes_likelier_and_finds_who_goes_together() -> No
     changes = np.repeat(common, 3, axis=1) + draw.normal(size=(12, 6)) * 0.01
     changes[::4, 5] = np.nan
     start = draw.normal(size=(4, 6)) / 2
-    points = fit(start, changes, np.ones(12), 3000)
+    points = fit_points(start, changes, np.ones(12), 3000)
     seen = [(row[~np.isnan(row)], ~np.isnan(row)) for row in changes]
     before, after = (sum(likelihood(p[:, k], row) for row, k in seen) for p in (start, points))
     assert after > before + 50
@@ -76,9 +76,9 @@ def test_clients_are_chosen_as_by_the_posterior_of_the_textbook(seed: int) -> No
     draw = rng(seed)
     sigma = slow_covariance(draw.normal(size=(6, 8)))
     weights, discount = draw.dirichlet(np.ones(8)), 0.9 ** draw.integers(0, 4, 8)
-    found = most_telling(sigma, weights, discount, np.arange(8), 4)
+    found = most_informative(sigma, weights, discount, np.arange(8), 4)
     assert found.tolist() == slow_choice(sigma, weights, discount, 4)
-    assert set(most_telling(sigma, weights, discount, np.array([1, 5, 6]), 2).tolist()) <= {1, 5, 6}
+    assert set(most_informative(sigma, weights, discount, np.array([1, 5, 6]), 2).tolist()) <= {1, 5, 6}
 
 
 def live(select: FedCor, rounds: int, lie: float | None = None) -> tuple[Roster, Arrays]:

@@ -25,9 +25,8 @@ def faults(current: Arrays, replies: Mapping[ClientId, Reply]) -> dict[ClientId,
     known = {*current, *(name + ROWS for name in current)}
     found = {c: wrong for c, r in replies.items() if (wrong := _fault_of_make(current, known, r)) is not None}
     sound = {c: r for c, r in replies.items() if c not in found}
-    finite = math.isfinite(
-        joint_square(current, [r.arrays for r in sound.values()])
-    )  # then no reply needs a look of its own
+    # If this bound is finite, replies need not be looked at one by one.
+    finite = math.isfinite(joint_square(current, [r.arrays for r in sound.values()]))
     for c, r in sound.items():
         if not finite and not is_finite(r.arrays):
             found[c] = Failure("not_finite", "sent NaN or infinity in its arrays")

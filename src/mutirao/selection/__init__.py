@@ -1,7 +1,7 @@
-"""Who takes part in a round. A selector is called as `(roster, round, rng) -> clients` and picks among those present.
+"""Client selection. A selector is called as `(roster, round, rng) -> clients`, and selects among those present.
 
-A selector that must ask clients first offers `.probes(roster, round, rng)`; one that uses what clients report says so
-in `needs`. All that is known of clients stands in the roster's columns, so a choice among a million is a few array
+A selector that must ask clients first has `.probes(roster, round, rng)`; one that uses metrics of clients declares them
+in `needs`. All that is known of clients stands in the roster's columns, so a selection among a million is a few array
 operations.
 """
 

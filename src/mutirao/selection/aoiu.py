@@ -12,9 +12,9 @@ from mutirao.selection.weighted_scores import AsMix, AsMixOfUtilities, Mix
 
 @dataclass(frozen=True)
 class AoI(AsMix):
-    """The clients with the greatest age of information: rounds since they were selected; ties by lot.
+    """The clients with the greatest age of information: rounds since they were selected; ties at random.
 
-    With m of K clients a round everybody takes part once in K / m rounds.
+    With m of K clients a round every client takes part once in K / m rounds.
 
     >>> import numpy as np
     >>> from mutirao.core.roster import Roster
@@ -34,10 +34,10 @@ class AoI(AsMix):
 
 @dataclass(frozen=True)
 class Entropy(AsMixOfUtilities):
-    """The clients on whose samples the global model is least sure: the highest mean entropy of its predictions.
+    """The clients on whose samples the global model is least certain: the highest mean entropy of its predictions.
 
     u_i = mean over at most `samples` of client i of -sum_c p_c ln p_c, with the model of the round in which i was last
-    selected; ln(classes) before that, so that everybody is visited once before anybody is again.
+    selected; ln(classes) before that, so that every client is selected once before any is again.
 
     >>> import numpy as np
     >>> from mutirao.core.roster import Roster
@@ -57,14 +57,14 @@ class Entropy(AsMixOfUtilities):
 
 @dataclass(frozen=True)
 class AoIU(AsMixOfUtilities):
-    """Age and utility together: the highest alpha age_i + (1 - alpha) utility_i, both scaled to 0..1; ties by lot.
+    """Age and utility together: the highest alpha age_i + (1 - alpha) utility_i, both scaled to 0..1; ties at random.
 
     age_i is the number of rounds since i was selected, utility_i the entropy above. alpha = 1 is `AoI`, alpha = 0 is
     `Entropy`. Other ages (`version_age` in models made, `since_reply`, `since_improvement` of its loss) and utilities
     (`loss`, `rms_loss`, `gradient_norm`, `update_norm`, `dissimilarity` of its update from the others') go by name; a
     utility not known yet counts as the highest.
 
-    Caio has waited longest, and the model is least sure of ana's samples; `alpha` decides between them:
+    Caio has waited longest, and the model is least certain of ana's samples; `alpha` decides between them:
 
     >>> import numpy as np
     >>> from mutirao.core.roster import Roster

@@ -1,4 +1,4 @@
-"""How many clients, and which settings can be: what all selectors have in common."""
+"""What all selectors have in common: the number of clients, and checks of settings."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class Counted:
 
 
 def check_count(count: int | float) -> None:
-    """Refuse what is neither a number of clients nor a share of them."""
+    """Refuse a count that is neither a number of clients nor a share of them."""
     whole = isinstance(count, int) and not isinstance(count, bool)
     if not (count >= 1 if whole else isinstance(count, float) and 0 < count <= 1):
         raise ValueError(f"count is {count!r}, but must be a whole number of at least 1 or a share above 0 up to 1.0")

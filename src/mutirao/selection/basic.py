@@ -1,4 +1,4 @@
-"""Selection that looks at nobody: all, some by lot, or everybody in turn."""
+"""Selection without any information: all clients, some at random, or all in turn."""
 
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
@@ -23,7 +23,7 @@ def everyone(roster: Roster, round: int, rng: np.random.Generator) -> list[Clien
 
 @dataclass(frozen=True)
 class Uniform(Counted):
-    """So many of those present, drawn without replacement, each as likely as any other.
+    """A uniform sample of the clients present, without replacement.
 
     >>> roster = Roster()
     >>> roster.meet(["ana", "bia", "caio", "davi"])
@@ -40,7 +40,7 @@ class Uniform(Counted):
 
 @dataclass(frozen=True)
 class RoundRobin(Counted):
-    """Everybody in turn: those who have waited longest, and by name among equals.
+    """All clients in turn: those that have waited longest, by name among equals.
 
     >>> roster = Roster()
     >>> roster.meet(["ana", "bia", "caio"])

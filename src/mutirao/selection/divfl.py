@@ -1,4 +1,4 @@
-"""DivFL: the few clients whose updates stand best for those of all."""
+"""DivFL: a diverse subset, whose updates represent those of all clients best."""
 
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
@@ -17,16 +17,15 @@ class DivFL(Counted):
     """A diverse subset: clients S with the least sum over all clients i of min over j in S of |g_i - g_j|, greedily.
 
     Balakrishnan et al., "Diverse Client Selection for Federated Learning via Submodular Maximization", ICLR 2022. g_i
-    is the update of client i when it last took part (of a large model a sketch, see `core/update_figures.py`). From
-    nobody on, the client that makes the sum least is added; of equals the first by name. `candidates` is how many, by
-    lot, are looked at for each place (0: all; the authors' stochastic greedy takes a tenth). Whoever has not taken part
-    comes first: the authors ask all for a gradient beforehand.
+    is the update of client i when it last took part (of a large model a sketch, see `core/update_figures.py`). Starting
+    from the empty set, the client that makes the sum least is added; of equals the first by name. `candidates` is the
+    number of random clients considered for each place (0: all; the authors' stochastic greedy takes a tenth). Clients
+    that have not taken part come first: the authors ask all for a gradient beforehand.
 
-    Updates are shortened to the quantile `clip` of their lengths (1: as they are), so that an enormous one is nobody's
-    farthest; who was selected more than `most` times as often as the mean (0: no matter) is passed over while there are
-    others.
+    Updates are clipped to the quantile `clip` of their lengths (1: not clipped), so that a huge one does not decide.
+    Clients selected more than `most` times as often as the mean (0: no limit) are skipped while there are others.
 
-    Of three clients two move the model alike; one of them and the third cover all:
+    Of three clients two have similar updates; one of them and the third cover all:
 
     >>> roster = Roster()
     >>> roster.meet(["ana", "bia", "caio"])
@@ -63,14 +62,14 @@ class DivFL(Counted):
 
 
 def clip_lengths(vectors: Floats, quantile: float) -> Floats:
-    """Vectors no longer than that quantile of their lengths."""
+    """Vectors clipped to that quantile of their lengths."""
     length = np.linalg.norm(vectors, axis=1)
     most = np.quantile(length, quantile, method="lower")
     return np.asarray(vectors * np.divide(most, length, out=np.ones_like(length), where=length > most)[:, None])
 
 
 def pairwise_distances(vectors: Floats) -> Floats:
-    """How far each two vectors are apart."""
+    """The Euclidean distance between each two vectors."""
     square = np.sum(vectors**2, axis=1)
     apart = np.sqrt(np.maximum(0.0, square[:, None] + square[None, :] - 2 * vectors @ vectors.T))
     np.fill_diagonal(apart, 0.0)
@@ -78,8 +77,10 @@ def pairwise_distances(vectors: Floats) -> Floats:
 
 
 def cover(apart: Floats, allowed: Rows, count: int, candidates: int, rng: np.random.Generator) -> Rows:
-    """The rows that, added one by one, bring all rows nearest to one of them; of each step's candidates, or of all."""
-    nearest, left, chosen = np.full(len(apart), np.inf), allowed, list[int]()
+    """Greedy facility location: rows added one by one, so that all rows are near to one of them."""
+    nearest = np.full(len(apart), np.inf)
+    left = allowed
+    chosen: list[int] = []
     for _ in range(count):
         some = left
         if candidates and candidates < len(left):

@@ -1,4 +1,4 @@
-"""FedCor: clients whose losses tell most of the losses of others."""
+"""FedCor: clients whose losses are most correlated with those of the others."""
 
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
@@ -12,34 +12,35 @@ import numpy as np
 from mutirao.core.arrays import Array, Arrays
 from mutirao.core.roster import ClientId, Roster
 from mutirao.selection.base import Counted, check_setting, how_many, names_in
-from mutirao.selection.gaussian_process import covariance, fit, most_telling
 from mutirao.selection.probes import PROBE_SAMPLES, check_probe, limit
-from mutirao.selection.scores import Floats, cut_tails
+from mutirao.selection.scores import Floats, Rows, cut_tails
 from mutirao.selection.weighted_sampling import pass_over, sizes
 
+NOISE = 0.01  # as in the authors' code
+RATE, BETA1, BETA2, TINY = 0.01, 0.9, 0.999, 1e-8  # Adam's
 PREFIX = "fedcor."
-HISTORY = 10  # changes that are remembered: with `decay` = 0.8 an older one would count for less than a ninth
+HISTORY = 10  # changes that are kept: with `decay` = 0.8 an older one would count for less than a ninth
 STEPS = 100  # of Adam, each time the process is learnt, as in the authors' code
 FIRST = 10  # times as many steps when the process is learnt for the first time, as in the authors' code
 
 
 @dataclass(frozen=True)
 class FedCor(Counted):
-    """Clients whose changes of loss are correlated most with those of all, each after what the others already tell.
+    """Clients whose changes of loss are most correlated with those of all, given the clients selected before them.
 
     Tang et al., "FedCor: Correlation-Based Active Client Selection Strategy for Heterogeneous Federated Learning", CVPR
     2022. The changes of all clients' losses from round to round are a Gaussian process whose covariance is learnt by
-    the likelihood of the last ten changes, a change r rounds old counting decay^r (see `gaussian.py`: linear kernel,
-    points of `dimension` numbers). Clients are chosen one by one: the highest
+    the likelihood of the last ten changes, a change r rounds old counting decay^r (linear kernel, points of `dimension`
+    numbers). Clients are chosen one by one: the highest
     discount^(times selected since the process was learnt) sum_i p_i S_ik / sqrt(S_kk), p_i their share of samples.
 
     For that all clients are probed for their loss, on at most `samples`: in the first `warmup` rounds, whose clients
-    are drawn by lot, and then in two rounds running every `interval`. (The authors learn later changes from a round
-    that is made for the purpose and thrown away; here they are those of the run.) Losses are cut at the quantiles 0.05
-    and 0.95, so that a false one is no larger than an honest one; who was selected more than `most` times as often as
-    the mean (0: no matter) is passed over while there are others.
+    are random, and then in two consecutive rounds every `interval`. (The authors learn later changes from a round
+    that is made for the purpose and discarded; here they are those of the run.) Losses are cut at the quantiles 0.05
+    and 0.95, so that a false one is no larger than an honest one. Clients selected more than `most` times as often as
+    the mean (0: no limit) are skipped while there are others.
 
-    In the first rounds clients are drawn by lot; then the process is learnt anew every ten rounds:
+    In the first rounds clients are random; then the process is learnt again every ten rounds:
 
     >>> roster = Roster()
     >>> roster.meet(["ana", "bia", "caio"])
@@ -94,15 +95,15 @@ class FedCor(Counted):
         allowed = np.flatnonzero(np.isin(here, pass_over(roster, here, self.most, wanted)))
         times = np.asarray(roster.selected[here] - np.nan_to_num(known["counted"][here]), np.float64)
         share = sizes(roster)[here] / sizes(roster)[here].sum()
-        sigma = covariance(np.nan_to_num(known["points"][:, here]))  # a newcomer goes with nobody until it is learnt
-        return names_in(roster, here[most_telling(sigma, share, np.power(self.discount, times), allowed, wanted)])
+        sigma = covariance(np.nan_to_num(known["points"][:, here]))  # a new client is uncorrelated until then
+        return names_in(roster, here[most_informative(sigma, share, np.power(self.discount, times), allowed, wanted)])
 
     def note_losses(self, known: dict[str, Floats], roster: Roster, round: int) -> None:
-        """Remember the losses of a probe, and how they changed since one of the round before."""
-        told = roster.last_probed == round
-        if not told.any() or known["round"][0] == round:
+        """Keep the losses of a probe, and their changes since a probe in the round before."""
+        probed = roster.last_probed == round
+        if not probed.any() or known["round"][0] == round:
             return
-        losses = cut_tails(np.where(told, roster.figure("loss"), np.nan))
+        losses = cut_tails(np.where(probed, roster.figure("loss"), np.nan))
         if known["round"][0] == round - 1:
             change = losses - known["losses"]
             known["changes"] = np.vstack([known["changes"], change])[-HISTORY:]
@@ -110,12 +111,12 @@ class FedCor(Counted):
         known |= {"losses": losses, "round": np.array([float(round)])}
 
     def learn(self, known: dict[str, Floats], roster: Roster, round: int, rng: np.random.Generator) -> None:
-        """Learn the process from the changes, beginning from what it was, or from points by lot."""
+        """Learn the process from the changes, starting from the last one, or from random points."""
         points = known["points"] if len(known["points"]) else np.full((self.dimension, len(roster)), np.nan)
-        lot = rng.standard_normal(points.shape) / np.sqrt(len(points))  # lengths of 1 on average
+        random = rng.standard_normal(points.shape) / np.sqrt(len(points))  # lengths of 1 on average
         steps = STEPS * (1 if known["learnt"][0] else FIRST)
         weights = self.decay ** (round - known["rounds"])
-        points = fit(np.where(np.isnan(points), lot, points), known["changes"], weights, steps)
+        points = fit_points(np.where(np.isnan(points), random, points), known["changes"], weights, steps)
         known |= {"points": points, "counted": roster.selected.astype(np.float64), "learnt": np.array([float(round)])}
 
 
@@ -125,7 +126,7 @@ def ids_to_array(ids: list[ClientId]) -> Array:
 
 
 def load_state(memory: Arrays, roster: Roster) -> dict[str, Floats]:
-    """What is remembered, with a column for each client that the roster knows now; NaN of newcomers."""
+    """The state in the memory, with a column for each client of the roster; NaN for new clients."""
     ids = json.loads(memory[PREFIX + "ids"].tobytes()) if PREFIX + "ids" in memory else []
     kept = [i for i, c in enumerate(ids) if c in roster]
     place = [roster.row(ids[i]) for i in kept]
@@ -135,3 +136,55 @@ def load_state(memory: Arrays, roster: Roster) -> dict[str, Floats]:
         out[name] = np.full((*old.shape[:-1], len(roster)), np.nan)
         out[name][..., place] = old[..., kept]
     return out
+
+
+# The Gaussian process: each client is a point x_i in few dimensions; the covariance of two clients' changes of loss is
+# x_i . x_j, plus noise^2 of one client with itself.
+
+
+def covariance(points: Floats) -> Floats:
+    """x_i . x_j + noise^2 where i = j, of points in columns."""
+    return np.asarray(points.T @ points + NOISE**2 * np.eye(points.shape[1]))
+
+
+def likelihood_gradient(points: Floats, changes: Floats) -> Floats:
+    """The gradient of the log-likelihood of the changes with respect to the points.
+
+    With S the covariance and a = S^-1 y, it is X (a a' - S^-1), computed in the points' few dimensions, without S.
+    """
+    inner = np.linalg.solve(NOISE**2 * np.eye(len(points)) + points @ points.T, points)  # X S^-1
+    a = (changes - points.T @ (inner @ changes)) / NOISE**2
+    return np.asarray(np.outer(points @ a, a) - inner)
+
+
+def fit_points(points: Floats, changes: Floats, weights: Floats, steps: int) -> Floats:
+    """Maximise the likelihood of the weighted rows of changes by steps of Adam on the points; NaN is unobserved."""
+    seen = [(np.flatnonzero(~np.isnan(row)), row, w) for row, w in zip(changes, weights, strict=True)]
+    mean = np.zeros_like(points)
+    square = np.zeros_like(points)
+    for t in range(1, steps + 1):
+        up = np.zeros_like(points)
+        for known, row, weight in seen:
+            up[:, known] += weight * likelihood_gradient(points[:, known], row[known])
+        mean = BETA1 * mean + (1 - BETA1) * up
+        square = BETA2 * square + (1 - BETA2) * up**2
+        points = points + RATE * (mean / (1 - BETA1**t)) / (np.sqrt(square / (1 - BETA2**t)) + TINY)
+    return points
+
+
+def most_informative(sigma: Floats, weights: Floats, discount: Floats, allowed: Rows, count: int) -> Rows:
+    """The clients that, selected one by one, are most correlated with the weighted losses of all.
+
+    k has the highest discount_k sum_i weight_i S_ik / sqrt(S_kk); then S becomes S - S_k S_k' / S_kk, the covariance
+    given k.
+    """
+    chosen: list[int] = []
+    left = allowed
+    for _ in range(count):
+        spread = np.sqrt(np.maximum(sigma[left, left], 1e-300))
+        gain = discount[left] * (weights @ sigma[:, left]) / spread
+        k = int(left[gain.argmax()])
+        chosen.append(k)
+        left = left[left != k]
+        sigma = sigma - np.outer(sigma[:, k], sigma[k]) / max(sigma[k, k], 1e-300)
+    return np.array(chosen, np.intp)

@@ -1,4 +1,4 @@
-"""FedCS: as many clients as can reply in time."""
+"""FedCS: as many clients as can reply before a deadline."""
 
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
@@ -18,10 +18,10 @@ class FedCS(Counted):
     """As many clients as can reply before a deadline, at most `count`, the quickest first.
 
     Nishio and Yonetani, "Client Selection for Federated Learning with Heterogeneous Resources in Mobile Edge", ICC
-    2019: candidates drawn by lot (0: all) declare how long they need to get ready (download and train) and to upload;
-    whoever adds least to the length of the round is added while the round ends within `deadline` seconds. With
-    `in_turn` uploads go one after the other, as in the paper; otherwise side by side. What the roster does not know
-    (`ready_seconds`, `upload_seconds`, told by the system model) counts as the median of what it does.
+    2019: random candidates (0: all) declare how long they need to get ready (download and train) and to upload; the
+    client that adds least to the length of the round is added while the round ends within `deadline` seconds. With
+    `in_turn` uploads are sequential, as in the paper; otherwise parallel. What the roster does not know
+    (`ready_seconds`, `upload_seconds`, from the system model) counts as the median of what it does.
 
     >>> roster = Roster()
     >>> roster.meet(["ana", "bia", "caio"])
@@ -42,27 +42,28 @@ class FedCS(Counted):
 
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
         here = roster.here()
-        drawn = how_many(self.candidates or 1.0, len(here))
-        rows = rng.choice(here, drawn, replace=False)  # in an order by lot, which decides among equals
+        count = how_many(self.candidates or 1.0, len(here))
+        rows = rng.choice(here, count, replace=False)  # in random order, which decides among equals
         ready = unknown_as_median(roster.figure("ready_seconds"))[rows]
         upload = unknown_as_median(roster.figure("upload_seconds"))[rows]
-        most = min(how_many(self.count, len(here)), drawn)
+        most = min(how_many(self.count, len(here)), count)
         if self.in_turn:
-            return names_in(roster, rows[self.turns(ready, upload, most)])
+            return names_in(roster, rows[self.schedule(ready, upload, most)])
         seconds = ready + upload
         quickest = top(-seconds, most, rng)
         in_time = seconds[quickest] <= max(self.deadline, seconds.min())  # if nobody can: a round needs someone
         return names_in(roster, rows[quickest[in_time]])
 
-    def turns(self, ready: Floats, upload: Floats, most: int) -> npt.NDArray[np.intp]:
-        """The greedy choice of the paper: whoever makes the round end soonest, while it ends in time."""
-        clock, chosen = 0.0, list[int]()
+    def schedule(self, ready: Floats, upload: Floats, most: int) -> npt.NDArray[np.intp]:
+        """The greedy choice of the paper: the client that makes the round end soonest, while it ends in time."""
+        clock = 0.0
+        chosen: list[int] = []
         while len(chosen) < most:
             end = np.maximum(clock, ready) + upload
             end[chosen] = np.inf
             quickest = int(end.argmin())
             if end[quickest] > self.deadline and chosen:
-                break  # nobody else is quicker; the first is taken in any case
+                break  # no other is quicker; the first is taken in any case
             chosen.append(quickest)
             clock = float(end[quickest])
         return np.array(chosen, np.intp)

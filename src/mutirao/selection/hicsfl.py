@@ -1,4 +1,4 @@
-"""HiCS-FL: clients are clustered by what their labels seem to be, and balanced clusters come first."""
+"""HiCS-FL: clients are clustered by their estimated label distributions, and balanced clusters come first."""
 
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
@@ -22,14 +22,14 @@ class HiCSFL(Counted):
     H_i = H(softmax(d_i / temperature)); clients are apart by arccos(d_i . d_j / |d_i| |d_j|) + balance |H_i - H_j|; the
     rows of these distances are joined into `clusters` (0: as many as clients are selected) by Ward's method. Each place
     goes to a cluster with probability proportional to exp(gamma (1 - t / rounds) mean H of its members), while it has
-    members left, and in it to anybody. Whoever has not taken part comes first. `layer` names the bias if the number of
-    classes does not tell which it is.
+    members left, and in it to any member. Clients that have not taken part come first. `layer` names the bias if the
+    number of classes does not identify it.
 
-    An entropy is at most ln(classes) whatever a client sends; who was selected more than `most` times as often as the
-    mean (0: no matter) is passed over while there are others.
+    An entropy is at most ln(classes) whatever a client sends. Clients selected more than `most` times as often as the
+    mean (0: no limit) are skipped while there are others.
 
-    The bias of the output layer shows what a client trained on: ana moved both classes, the others one alone. In the
-    first rounds ana is selected far more often than one time in three:
+    The bias of the output layer shows what a client trained on: ana changed both classes, the others one alone. In
+    the first rounds ana is selected far more often than one time in three:
 
     >>> roster = Roster()
     >>> roster.meet(["ana", "bia", "caio"])
@@ -72,7 +72,7 @@ class HiCSFL(Counted):
         return names_in(roster, chosen)
 
     def pick(self, moves: Floats, count: int, round: int, rng: np.random.Generator) -> Rows:
-        """So many of these clients, by the clusters of their moves."""
+        """`count` of these clients, by the clusters of their bias updates."""
         entropy = estimated_entropies(moves, self.temperature)
         label = ward(heterogeneity_distances(moves, entropy, self.balance), min(len(moves), self.clusters or count))
         cooled = 1.0 if self.rounds is None else max(0.0, 1 - (round - 1) / self.rounds)
@@ -94,17 +94,17 @@ def estimated_entropies(moves: Floats, temperature: float) -> Floats:
 
 
 def heterogeneity_distances(moves: Floats, entropy: Floats, balance: float) -> Floats:
-    """The angle between each two rows plus `balance` times how far their entropies are apart; no angle to zero."""
+    """The angle between each two rows plus `balance` times the difference of their entropies; no angle to zero."""
     length = np.linalg.norm(moves, axis=1)
     unit = np.divide(moves, length[:, None], out=np.zeros_like(moves), where=length[:, None] > 0)
     some = np.outer(length > 0, length > 0)
     angle = np.where(some, np.arccos(np.clip(unit @ unit.T, -1, 1)), 0.0)
-    np.fill_diagonal(angle, 0.0)  # rounding makes small angles of none
+    np.fill_diagonal(angle, 0.0)  # rounding makes small angles of 0
     return np.asarray(angle + balance * np.abs(entropy[:, None] - entropy[None, :]))
 
 
 def ward(points: Floats, clusters: int) -> Rows:
-    """Which of so many clusters each point is in, by Ward's hierarchical clustering; numbered from 0."""
+    """The cluster of each point, by Ward's hierarchical clustering; numbered from 0."""
     if clusters >= len(points):
         return np.arange(len(points))
     from scipy.cluster.hierarchy import cut_tree, linkage  # late: it is slow to import

@@ -1,7 +1,8 @@
-"""Oort: statistical utility by speed, with newcomers."""
+"""Oort: clients of high statistical utility and speed, with exploration of new ones."""
 
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,10 +12,57 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.roster import ClientId, Roster
 from mutirao.errors import ConfigError
 from mutirao.selection.base import Counted, check_setting, how_many, names_in
-from mutirao.selection.pacer import Pacer, duration_at
 from mutirao.selection.probes import PROBE_SAMPLES, check_probe, limit
 from mutirao.selection.scores import Floats, scale_to_one, seconds_of
 from mutirao.selection.weighted_sampling import pass_over, sample_weighted, unknown_as_median
+
+STATE, GAINS = "oort.pace", "oort.gains"
+FLAT, LEAP = 0.1, 5.0  # changes of the gains, as shares of those before, up to which and from which the pace changes
+
+
+@dataclass(frozen=True)
+class Pacer:
+    """The percentile of the clients' durations that is preferred: it begins at `start` and moves in steps of `delta`.
+
+    Lai et al., OSDI 2021, as in the authors' code in FedScale: every `step` selections the gains of the last `step`
+    rounds, g, are compared with those of the `step` before, g'. If |g - g'| <= 0.1 g' the percentile grows by `delta`,
+    up to 100; if |g - g'| >= 5 g' it falls by `delta`, down to `delta`. Its state is in the run's memory.
+    """
+
+    start: float = 30.0
+    step: int = 20
+    delta: float = 5.0
+
+    def __post_init__(self) -> None:
+        check_setting("pace", 0 < self.start <= 100, self.start, "above 0 and at most 100 (0 of Oort: no pacer)")
+        check_setting("pace_step", self.step >= 1, self.step, "at least 1")
+        check_setting("pace_delta", 0 < self.delta <= 100, self.delta, "above 0 and at most 100")
+
+    def percentile(self, memory: Arrays, round: int, gain: float) -> float:
+        """The percentile for this round, from the `gain` of the last; called again for a round it returns the same."""
+        start = np.array([self.start, 0.0, 0.0])
+        percentile, counted, times = (float(x) for x in memory.get(STATE, start))
+        if counted == round:
+            return percentile
+        gains = np.append(memory.get(GAINS, np.zeros(0)), gain)[-2 * self.step :]
+        times += 1
+        if times >= 2 * self.step and times % self.step == 0:
+            before = float(gains[: -self.step].sum())
+            now = float(gains[-self.step :].sum())
+            if abs(now - before) <= FLAT * before:
+                percentile = min(100.0, percentile + self.delta)
+            elif abs(now - before) >= LEAP * before:
+                percentile = max(self.delta, percentile - self.delta)
+        memory |= {STATE: np.array([percentile, round, times]), GAINS: gains}
+        return percentile
+
+
+def duration_at(percentile: float, seconds: Floats) -> float:
+    """The duration that this percentage of the clients with known durations keep to; infinite at 100."""
+    known = np.sort(seconds[~np.isnan(seconds)])
+    if percentile >= 100 or not len(known):
+        return math.inf
+    return float(known[min(int(len(known) * percentile / 100), len(known) - 1)])
 
 
 @dataclass(frozen=True)
@@ -24,17 +72,17 @@ class Oort(Counted):
     Lai, Zhu, Madhyastha and Chowdhury, "Oort: Efficient Federated Learning via Guided Participant Selection", OSDI
     2021: n_i sqrt(mean loss^2), cut at the quantile `clip` and scaled to 0..1 as in the authors' code, plus
     sqrt(0.1 ln R / last round of i), times (duration / t_i)^penalty where a client takes longer (t_i seconds) than the
-    preferred `duration` (0: speed does not matter). A share of explore * explore_decay^(R - 1), at least
-    `explore_least`, of the places goes to clients never tried, quick ones first. The others are drawn, in proportion to
+    preferred `duration` (0: speed is ignored). A share of explore * explore_decay^(R - 1), at least
+    `explore_least`, of the places goes to new clients, quick ones first. The others are sampled in proportion to
     their utility, among those with at least `cut` of the utility of the last to be admitted. The losses are those of
     the model received, on at most `samples`.
 
     With `pace` the duration is that which so many per cent of the clients keep to, and the pacer moves it every
     `pace_step` rounds by `pace_delta` per cent (FedScale: 30, 20, 5); the gain of a round is the mean utility of those
-    who were drawn for it and replied, cut at `clip`, too. Who replied more than `blacklist` times (0: no matter) is not
-    drawn again, the most frequent first, up to `blacklist_share` of all clients. Ours: who was selected more than
-    `most` times as often as the mean of those tried (0: no matter) is passed over while there are others, so that a
-    false loss pays no better.
+    who were sampled for it and replied, cut at `clip`, too. Clients that replied more than `blacklist` times (0: no
+    limit) are not selected again, the most frequent first, up to `blacklist_share` of all clients. Ours: clients
+    selected more than `most` times as often as the mean of those tried (0: no limit) are skipped while there are
+    others, so that a false loss gains little.
 
     Ana has the higher loss, but takes ten times as long as a round should, so that bia is preferred:
 
@@ -75,7 +123,7 @@ class Oort(Counted):
 
     @property
     def pacer(self) -> Pacer | None:
-        """What chooses the duration, if anything does."""
+        """The pacer that chooses the duration; None without `pace`."""
         return Pacer(self.pace, self.pace_step, self.pace_delta) if self.pace else None
 
     @property
@@ -83,9 +131,12 @@ class Oort(Counted):
         return frozenset({"metrics:rms_loss", limit(self.samples), *({"replies:memory"} if self.pace else ())})
 
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator, *memory: Arrays) -> list[ClientId]:
-        here, duration = roster.here(), self.preferred(roster, round, *memory)
+        here = roster.here()
+        duration = self.preferred(roster, round, *memory)
         known = ~np.isnan(roster.figure("rms_loss")[here])
-        old, new, wanted = here[known], here[~known], how_many(self.count, len(here))
+        old = here[known]
+        new = here[~known]
+        wanted = how_many(self.count, len(here))
         share = max(self.explore_least, self.explore * self.explore_decay ** (round - 1))
         wished = wanted - min(len(new), int(share * wanted))
         allowed = old[~self.blacklisted(roster)[old]] if self.blacklist else old
@@ -100,7 +151,7 @@ class Oort(Counted):
         return names_in(roster, np.concatenate(chosen))
 
     def utility(self, roster: Roster, round: int, rows: npt.NDArray[np.intp], duration: float = 0.0) -> Floats:
-        """The utility of clients that were heard of."""
+        """The utility of clients with a known loss."""
         value = scale_to_one(self.gains(roster, rows))
         value += np.sqrt(0.1 * np.log(max(1, round)) / np.maximum(1, roster.last_replied[rows]))
         if not (duration := duration or self.duration):
@@ -109,32 +160,33 @@ class Oort(Counted):
         return np.asarray(value * slowness**-self.penalty)
 
     def gains(self, roster: Roster, rows: npt.NDArray[np.intp]) -> Floats:
-        """n_i sqrt(mean loss^2) of clients that were heard of, cut at the quantile `clip`."""
+        """n_i sqrt(mean loss^2) of clients with a known loss, cut at the quantile `clip`."""
         raw = np.clip(roster.n[rows] * roster.figure("rms_loss")[rows], 0, 1e300)
         return np.minimum(raw, np.quantile(raw, self.clip, method="lower"))
 
     def preferred(self, roster: Roster, round: int, *memory: Arrays) -> float:
-        """How long a round should take (0: it does not matter)."""
+        """The preferred seconds of a round (0: speed is ignored)."""
         if self.pacer is None:
             return self.duration
         seconds = seconds_of(roster)
         if np.isnan(seconds).all():
-            raise ConfigError("select.pace: nobody knows how long clients take; set devices, such as devices=fedcs")
+            raise ConfigError("select.pace: the clients' durations are unknown; set devices, such as devices=fedcs")
         heard = np.flatnonzero(~np.isnan(roster.figure("rms_loss")))
-        drawn = (roster.last_replied[heard] == round - 1) & (roster.replied[heard] > 1)  # the others of it were new
-        gains = self.gains(roster, heard)[drawn] if drawn.any() else np.zeros(0)
+        # Clients of the last round that were not new in it.
+        exploited = (roster.last_replied[heard] == round - 1) & (roster.replied[heard] > 1)
+        gains = self.gains(roster, heard)[exploited] if exploited.any() else np.zeros(0)
         percentile = self.pacer.percentile(memory[0], round, float(gains.sum() / (len(gains) + 1e-4)))
         return duration_at(percentile, seconds)
 
     def blacklisted(self, roster: Roster) -> npt.NDArray[np.bool_]:
-        """Who took part too often, at most a share of all."""
+        """The clients that took part too often, at most a share of all."""
         often = np.argsort(-roster.replied, kind="stable")[: int(self.blacklist_share * len(roster))]
         out = np.zeros(len(roster), np.bool_)
         out[often] = roster.replied[often] > self.blacklist
         return out
 
     def quickness(self, roster: Roster) -> Floats:
-        """How gladly each client is tried: all the same, or the quicker the better if speed matters."""
+        """The weights for exploring clients: equal, or higher for quick ones if speed matters."""
         if not (self.duration or self.pace):
             return np.ones(len(roster))
         return np.asarray(1 / np.maximum(1e-9, unknown_as_median(seconds_of(roster))))

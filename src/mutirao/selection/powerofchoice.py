@@ -1,4 +1,4 @@
-"""Power-of-Choice: whoever the model serves worst, of some candidates."""
+"""Power-of-Choice: of some candidates, those with the highest loss."""
 
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
@@ -15,14 +15,14 @@ from mutirao.selection.weighted_sampling import sample_weighted, sizes
 
 @dataclass(frozen=True)
 class PowerOfChoice(Counted):
-    """Of some candidates, drawn in proportion to their samples, those on which the global model's loss is highest.
+    """Of some candidates, sampled in proportion to their data, those on which the global model's loss is highest.
 
     Cho, Wang and Joshi, "Towards Understanding Biased Client Selection in Federated Learning", AISTATS 2022. The
     candidates (0: twice as many as are selected) are asked for their loss on at most `samples` before each round.
 
     >>> roster = Roster()
     >>> roster.meet(["ana", "bia", "caio"])
-    >>> roster.probed(2, {"ana": 10, "caio": 10})  # the candidates of round 2 have told their losses
+    >>> roster.probed(2, {"ana": 10, "caio": 10})  # the candidates of round 2 have reported their losses
     >>> roster.figures["loss"] = np.array([0.3, np.nan, 1.2])
     >>> PowerOfChoice(1)(roster, 2, np.random.default_rng(0))
     ['caio']
@@ -49,6 +49,6 @@ class PowerOfChoice(Counted):
 
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
         here = roster.here()
-        asked = (roster.last_probed[here] == round) & ~np.isnan(roster.figure("loss")[here])
-        loss = np.where(asked, roster.figure("loss")[here], -np.inf)  # too few answered: the others go by lot
+        probed = (roster.last_probed[here] == round) & ~np.isnan(roster.figure("loss")[here])
+        loss = np.where(probed, roster.figure("loss")[here], -np.inf)  # if too few answered, the others are random
         return names_in(roster, here[top(loss, how_many(self.count, len(here)), rng)])

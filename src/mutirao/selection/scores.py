@@ -1,7 +1,7 @@
 """What clients are ranked by: age, utility, size or speed, each a column of the roster, and weighted sums of them.
 
 A score is a function `(roster, round) -> values`, one value a row: the higher, the sooner. NaN is a client that was
-never heard of; it counts a little more than the best one known, so that nobody is overlooked for good.
+never heard of; it ranks a little above the best known one, so that no client is ignored forever.
 """
 
 import functools
@@ -24,7 +24,7 @@ Score = Callable[[Roster, int], Floats]
 
 
 class AnyScore(Protocol):
-    """A score that says what it `needs` of the clients."""
+    """A score that declares what it `needs` of the clients."""
 
     @property
     def needs(self) -> frozenset[str]:
@@ -32,7 +32,7 @@ class AnyScore(Protocol):
         return frozenset()
 
 
-CUT = (0.05, 0.95)  # quantiles of what clients report beyond which nothing is believed; Oort's
+CUT = (0.05, 0.95)  # quantiles to which reported values are clipped, as in Oort
 LARGEST = 1e300  # clients may send any finite number; differences of these are finite too
 ABOVE = 1e-9  # by how much, of itself, the unknown stands above the highest known: more than rounding can hide
 
@@ -48,7 +48,7 @@ def last(figure: str) -> Score:
 
 
 def seconds_of(roster: Roster) -> Floats:
-    """How long a round takes each client, as far as a system model or the clients themselves have told."""
+    """How long a round takes each client, as far as a system model or the clients have reported it."""
     return roster.figure("ready_seconds") + roster.figure("upload_seconds")
 
 
@@ -59,7 +59,7 @@ SINCE = {
     "since_improvement": "last_improved",
 }
 AGES = {name: since(column) for name, column in SINCE.items()}
-FOUND = {"update_norm", "dissimilarity", "samples", "since_improvement"}  # what the server works out of replies
+FOUND = {"update_norm", "dissimilarity", "samples", "since_improvement"}  # computed by the server from replies
 CLIENT_METRICS = ("entropy", "loss", "rms_loss", "gradient_norm", "update_norm", "dissimilarity")
 UTILITIES = {name: last(name) for name in CLIENT_METRICS}
 SCORES: dict[str, Score] = {
@@ -143,7 +143,7 @@ def mix_scores(
 
 
 def cut_tails(values: Floats) -> Floats:
-    """Values with the highest and the lowest brought down and up to the quantiles CUT of those known, if there are 3.
+    """Values clipped to the quantiles CUT of the known ones, if there are at least 3.
 
     >>> cut_tails(np.array([1.0, 2.0, 3.0, np.nan, 1e9]))
     array([ 2.,  2.,  3., nan,  3.])

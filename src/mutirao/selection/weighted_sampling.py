@@ -1,4 +1,4 @@
-"""Drawing clients in proportion to what is known of them, and what stands for what is not."""
+"""Sampling of clients in proportion to weights, and defaults for unknown values."""
 
 import numpy as np
 import numpy.typing as npt
@@ -8,40 +8,40 @@ from mutirao.selection.scores import Floats, Rows
 
 
 def sample_weighted(weights: Floats, count: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:
-    """Positions drawn without replacement in proportion to their weights, at most as many as there are."""
+    """Positions sampled without replacement in proportion to their weights, at most as many as there are."""
     count = min(count, len(weights))
     if not count:
         return np.zeros(0, np.intp)
-    p = np.maximum(weights / max(weights.max(), 1e-300), 1e-12)  # who has no weight is drawn when nobody else is left
+    p = np.maximum(weights / max(weights.max(), 1e-300), 1e-12)  # 0 is sampled only when no other is left
     return rng.choice(len(weights), count, replace=False, shuffle=False, p=p / p.sum())
 
 
 def pass_over(roster: Roster, rows: Rows, most: float, needed: int) -> Rows:
-    """These rows without who was selected more than `most` times as often as their mean (0: all), if enough are left.
+    """These rows without clients selected more than `most` times as often as their mean (0: all), if enough are left.
 
-    So a client that makes itself out to be the best is no more than that much more often in the model.
+    So a client with false metrics cannot be selected more often than that.
     """
     fair = rows[roster.selected[rows] <= most * roster.selected[rows].mean()] if most and len(rows) else rows
     return fair if len(fair) >= needed else rows
 
 
 def unseen_first(roster: Roster, kind: str, rows: Rows, wanted: int, rng: np.random.Generator) -> tuple[Rows, Rows]:
-    """At most so many of the rows without a vector of a kind, by lot, and the rows that have one.
+    """At most `wanted` random rows without a vector of a kind, and the rows that have one.
 
-    Who has been selected more often than the others and was not heard of has had its turn.
+    A client that was selected more often than the others and never answered is not due again.
     """
     if not len(rows):
         return rows, rows
-    held = roster.vectors.get(kind)
-    known = np.zeros(len(rows), np.bool_) if held is None else ~np.isnan(held[rows]).any(axis=1)
+    vectors = roster.vectors.get(kind)
+    known = np.zeros(len(rows), np.bool_) if vectors is None else ~np.isnan(vectors[rows]).any(axis=1)
     due = ~known & (roster.selected[rows] <= roster.selected[rows].mean())
-    few = max(0, wanted - int(np.count_nonzero(known)))  # so many must be strangers, whether it is their turn or not
-    strangers = rows[due] if np.count_nonzero(due) >= few else rows[~known]
-    return rng.choice(strangers, min(wanted, len(strangers)), replace=False, shuffle=False), rows[known]
+    few = max(0, wanted - int(np.count_nonzero(known)))  # so many must be unknown, due or not
+    unknown = rows[due] if np.count_nonzero(due) >= few else rows[~known]
+    return rng.choice(unknown, min(wanted, len(unknown)), replace=False, shuffle=False), rows[known]
 
 
 def sizes(roster: Roster) -> Floats:
-    """The samples of each client; of one that has not said, the mean of those who have."""
+    """The samples of each client; if unknown, the mean of the known ones."""
     known = roster.n > 0
     return np.where(known, roster.n, roster.n[known].mean() if known.any() else 1.0).astype(np.float64)
 

@@ -1,4 +1,4 @@
-"""The clients with the highest weighted sum of scores, and selectors that are such a sum under another name."""
+"""The clients with the highest weighted sum of scores, and a base for selectors that are such a sum."""
 
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
@@ -17,7 +17,7 @@ from mutirao.selection.scores import mix_scores, needs_of, parse_scores, top
 
 @dataclass(frozen=True)
 class Mix(Counted):
-    """The clients with the highest weighted sum of scores, each scaled to 0..1 over those present; ties by lot.
+    """The clients with the highest weighted sum of scores, each scaled to 0..1 over those present; ties at random.
 
     `scores` names them with their weights: `0.5 age + 0.3 entropy + 0.2 mine:score`. A utility is renewed whenever its
     client is selected (`refresh="selected"`: it comes with the update and costs no message), or also for a random
@@ -49,12 +49,16 @@ class Mix(Counted):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What its scores need: told with an update, or in a probe, or found by the server in the replies."""
+        """What its scores need: metrics with an update or in a probe, or measures by the server."""
         needs = frozenset().union(*(needs_of(score) for score in self.weights))
-        told = names_of(needs, "metrics")
+        metrics = names_of(needs, "metrics")
         kinds = {"selected": ("metrics",), "share": ("metrics", "probe"), "all": ("probe",)}[self.refresh]
-        asked = {f"{kind}:{name}" for kind in kinds for name in told} | ({limit(self.samples)} if told else set())
-        return frozenset(asked | {need for need in needs if not need.startswith("metrics:")})
+        requested = {need for need in needs if not need.startswith("metrics:")}
+        for kind in kinds:
+            requested |= {f"{kind}:{name}" for name in metrics}
+        if metrics:
+            requested.add(limit(self.samples))
+        return frozenset(requested)
 
     def probes(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
         if not names_of(self.needs, "probe"):
@@ -94,7 +98,7 @@ class AsMix(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class AsMixOfUtilities(AsMix):
-    """One whose clients tell a utility: how often they are asked, and on how many samples they find it out."""
+    """One whose clients report a utility: how often they are asked, and on how many samples they measure it."""
 
     refresh: Refresh = "selected"
     share: float = 0.1
