@@ -9,7 +9,7 @@ import click
 from mutirao.cli.options import FILE, FOLDER, JSON, TRUST, CodeConsent, allow_local_imports, print_result
 
 
-@click.command()
+@click.command("combine")
 @click.argument("folder", type=FILE, metavar="RUN")
 @click.option("--client", required=True, help="Client to predict for.")
 @click.option(
@@ -24,7 +24,9 @@ from mutirao.cli.options import FILE, FOLDER, JSON, TRUST, CodeConsent, allow_lo
 @click.option("--out", type=FOLDER, help="Folder of weights.json and predictions.csv [default: RUN/combined/CLIENT].")
 @JSON
 @TRUST
-def combine(folder: Path, client: str, by: str, few: int, out: Path | None, as_json: bool, trust: CodeConsent) -> None:
+def predict_with_groups(
+    folder: Path, client: str, by: str, few: int, out: Path | None, as_json: bool, trust: CodeConsent
+) -> None:
     """Predict with the models of all groups, weighted for a client.
 
     The groups' class probabilities are averaged over all classes, with weights that suit this client.

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import click
 
 from mutirao.cli.catalogue import catalogue
-from mutirao.cli.combine import combine
+from mutirao.cli.combine import predict_with_groups
 from mutirao.cli.data import data
 from mutirao.cli.drill import drill
 from mutirao.cli.labels import slides
@@ -43,7 +43,7 @@ from mutirao.cli.policies import site
 from mutirao.cli.rank import rank
 from mutirao.cli.record import record
 from mutirao.cli.reproduce import reproduce
-from mutirao.cli.tune import tune
+from mutirao.cli.tune import tune_study
 from mutirao.errors import ConfigError, MutiraoError
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
@@ -148,7 +148,7 @@ def list_command(recipe: str | None, as_json: bool) -> None:
         click.echo("\nmutirao list NAME shows the settings of a recipe or preset; mutirao run NAME runs it.")
 
 
-@main.command()
+@main.command("run")
 @click.argument("recipe", metavar="RECIPE|PRESET|CONFIG.toml")
 @settings("Change a setting; may be given many times.")
 @click.option("--out", type=FOLDER, help="Run folder [default: runs/RECIPE].")
@@ -169,7 +169,7 @@ def list_command(recipe: str | None, as_json: bool) -> None:
     help="How progress is shown.",
 )
 @TRUST
-def run(
+def run_or_repeat(
     recipe: str,
     sets: Assignments,
     out: Path | None,
@@ -277,12 +277,12 @@ def study(file: Path, out: Path | None, sets: Assignments, workers: int, as_json
     sys.exit(1 if problems else 0)
 
 
-@main.command()
+@main.command("verify")
 @click.argument("folder", type=FILE, metavar="FOLDER|AUDIT.jsonl")
 @click.option("--site", "sites", multiple=True, type=FILE, help="A site's own audit trail; may be given many times.")
 @click.option("--csv", "table", type=click.Path(path_type=Path, dir_okay=False), help="Write all events to this file.")
 @JSON
-def verify(folder: Path, sites: tuple[Path, ...], table: Path | None, as_json: bool) -> None:
+def verify_folder(folder: Path, sites: tuple[Path, ...], table: Path | None, as_json: bool) -> None:
     """Check a run folder against its audit trail.
 
     It says exactly what was altered; with --site, sites' own audit trails are compared too.
@@ -301,14 +301,14 @@ def verify(folder: Path, sites: tuple[Path, ...], table: Path | None, as_json: b
     sys.exit(1 if problems else 0)
 
 
-@main.command()
+@main.command("forget")
 @click.argument("folder", type=FILE)
 @click.option("--client", required=True, help="Client that withdraws.")
 @click.option("--out", required=True, type=FOLDER, help="Folder of the new run.")
 @click.option("--prepare", is_flag=True, help="Only write the folder; a server with the sites resumes it.")
 @JSON
 @TRUST
-def forget(folder: Path, client: str, out: Path, prepare: bool, as_json: bool, trust: CodeConsent) -> None:
+def unlearn_client(folder: Path, client: str, out: Path, prepare: bool, as_json: bool, trust: CodeConsent) -> None:
     """Unlearn a client: train again without it.
 
     Training starts from the last round to which the client had not contributed. The same command continues after an
@@ -321,13 +321,12 @@ def forget(folder: Path, client: str, out: Path, prepare: bool, as_json: bool, t
     from mutirao.report.run_plots import draw_run
     from mutirao.runs.progress import Progress
     from mutirao.runs.trust import names_in_file
-    from mutirao.runs.unlearning import forget as retrain
-    from mutirao.runs.unlearning import rounds_of
+    from mutirao.runs.unlearning import forget, rounds_of
 
     allow_local_imports(names_in_file(folder / "config.toml"))
     parts: Any = {"draw": draw_run, "report": write_report, "trust": trust}
     with Progress(rounds_of(folder, trust), quiet=as_json) as watch:
-        record = retrain(folder, client, out, watch=watch, prepare_only=prepare, **parts)
+        record = forget(folder, client, out, watch=watch, prepare_only=prepare, **parts)
     if prepare and not as_json:
         click.echo(f"prepared: {out} begins after round {record['rounds_kept']}; resume it with exclude={client}")
     elif as_json:
@@ -348,7 +347,7 @@ def report(folder: Path) -> None:
     click.echo(f"written: {write_report(folder)}")
 
 
-@main.command()
+@main.command("export")
 @click.argument("folder", type=FILE)
 @click.option(
     "--table",
@@ -358,17 +357,17 @@ def report(folder: Path) -> None:
     help="A row for each round, or for each client and round.",
 )
 @click.option("--out", type=FILE, help="A .parquet or .csv file [default: TABLE.parquet].")
-def export(folder: Path, table: str, out: Path | None) -> None:
+def export_runs(folder: Path, table: str, out: Path | None) -> None:
     """Write the rounds or clients of runs as Parquet or CSV.
 
     FOLDER is a run, or a folder with runs anywhere below it.
 
     Example: mutirao export runs/quickstart --out history.parquet
     """
-    from mutirao.runs.exports import export_tables as write
+    from mutirao.runs.exports import export_tables
 
     file = out or Path(f"{table}.parquet")
-    click.echo(f"written: {file}, {write(folder, file, table)} rows")
+    click.echo(f"written: {file}, {export_tables(folder, file, table)} rows")
 
 
 @main.command()
@@ -428,13 +427,13 @@ def plot(
         click.echo(f"written: {file}")
 
 
-@main.command()
+@main.command("replay")
 @click.argument("folder", type=FILE)
 @settings("The other selector, such as select=aoi.")
 @click.option("--own", is_flag=True, help="Let the selector see the effects of its own choices, not of the run's.")
 @JSON
 @TRUST
-def replay(folder: Path, sets: Assignments, own: bool, as_json: bool, trust: CodeConsent) -> None:
+def replay_run(folder: Path, sets: Assignments, own: bool, as_json: bool, trust: CodeConsent) -> None:
     """Show which clients another selector would have selected.
 
     A finished run's record is replayed, without training.
@@ -454,5 +453,18 @@ def replay(folder: Path, sets: Assignments, own: bool, as_json: bool, trust: Cod
         show_replay(part, found)
 
 
-for command in (catalogue, combine, data, drill, new, partition, rank, record, reproduce, site, slides, tune):
+for command in (
+    catalogue,
+    predict_with_groups,
+    data,
+    drill,
+    new,
+    partition,
+    rank,
+    record,
+    reproduce,
+    site,
+    slides,
+    tune_study,
+):
     main.add_command(command)

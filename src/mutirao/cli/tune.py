@@ -20,7 +20,7 @@ from mutirao.cli.options import (
 )
 
 
-@click.command()
+@click.command("tune")
 @click.argument("file", type=FILE, metavar="STUDY.toml")
 @click.option("--out", type=FOLDER, help="Folder [default: runs/tune-NAME].")
 @click.option("--trials", type=click.IntRange(min=1), help="Number of trials of each method [default: as in the file].")
@@ -28,7 +28,7 @@ from mutirao.cli.options import (
 @WORKERS
 @JSON
 @TRUST
-def tune(
+def tune_study(
     file: Path, out: Path | None, trials: int | None, sets: Assignments, workers: int, as_json: bool, trust: CodeConsent
 ) -> None:
     """Tune each method's settings with equal effort.
@@ -42,8 +42,7 @@ def tune(
       mutirao study runs/tune-quickstart/confirm-quickstart.toml
     """
     from mutirao.runs.trust import names_in_file
-    from mutirao.studies.tuning import read_tuning
-    from mutirao.studies.tuning import tune as run_trials
+    from mutirao.studies.tuning import read_tuning, tune
 
     folder = out or Path("runs") / f"tune-{file.stem}"
     allow_local_imports(names_in_file(file), [value for _, value in sets])
@@ -56,7 +55,7 @@ def tune(
 
     with CellBar(tuning.runs, quiet=as_json) as watch:
         try:
-            trials_done = run_trials(tuning, folder, workers, watch)
+            trials_done = tune(tuning, folder, workers, watch)
         except KeyboardInterrupt:
             fail(STOPPED, 130)
     study = write_tuning(tuning, trials_done, folder)
