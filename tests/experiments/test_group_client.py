@@ -83,7 +83,7 @@ def test_a_model_taken_over_stays_with_the_client() -> None:
 
 
 def test_what_cannot_be_is_said() -> None:
-    with pytest.raises(ValueError, match="no samples to judge by"):
+    with pytest.raises(ValueError, match="no samples to evaluate on"):
         member()(Request("evaluate", member().trainers(5).initial(0)), site([1], []))
     with pytest.raises(ValueError, match="no dense layer"):
         last_layer(nn.Sequential(nn.Conv2d(1, 1, 3)))
@@ -114,7 +114,7 @@ def test_where_clients_see_to_their_privacy_only_noised_updates_and_signatures_l
             assert not where.state
     for extra in ({"holdings": True}, {"classes": "0,1"}):
         for answer, _ in both_ways(me, Request("warm", arrays, TOLD | extra)):
-            assert str(answer).startswith("refused: privacy: which classes a client holds is not told")
+            assert str(answer).startswith("refused: privacy: the classes of a client are not disclosed")
     expected = privacy.at_client(me.trainers(5))(Request("train", arrays, TOLD), site([1, 1, 4], [1]))
     for answer, where in both_ways(me, Request("train", arrays, TOLD)):
         assert isinstance(answer, Reply)
@@ -127,7 +127,7 @@ def test_where_clients_see_to_their_privacy_only_noised_updates_and_signatures_l
 def test_a_signature_is_entered_into_the_clients_own_account(kind: Any) -> None:
     request = Request("warm", member().trainers(5).initial(0), TOLD)
     for answer, _ in both_ways(member(kind()), request):
-        assert str(answer).startswith("refused: privacy: a signature leaves only with noise")
+        assert str(answer).startswith("refused: privacy: signatures need noise with this privacy")
     before = add_releases(None, 1.5, 1.0, 2)
     for answer, where in both_ways(member(kind(), epsilon=0.7), request, **{RELEASES: before}):
         assert isinstance(answer, Reply)

@@ -267,7 +267,7 @@ def test_a_liar_is_rejected_with_a_reason_and_is_told_nothing() -> None:
     rounds, _, fleet, task = go(
         rounds=3, clients=20, partition={"name": "by_class", "classes": 5}, attack="sign_flip", screen="robust"
     )
-    liars = task.knows.liars
+    liars = task.knows.malicious
     assert len(liars) == 6
     rows = [r for done in rounds for r in done.clients if r["client"] in liars and r["try"]]
     assert len(rows) == 18  # they are asked again in every round, like everybody
@@ -289,7 +289,7 @@ def test_copied_signatures_put_liars_into_groups_but_split_none() -> None:
     rounds, run, _, task = go(
         attack="fake_signature", screen="robust", cluster={"name": "auto", "min_samples": 5}, **settings
     )
-    groups, truth, liars = state_of(run).groups, task.knows.truth, task.knows.liars
+    groups, truth, liars = state_of(run).groups, task.knows.truth, task.knows.malicious
     assert groups.count == 2
     homes = {(truth[c], groups.group_of(c)) for c in truth if c not in liars}
     assert len(homes) == 2, "the honest are where they belong"
@@ -368,7 +368,7 @@ def test_a_budget_ends_a_run_of_groups() -> None:
 def test_privacy_that_covers_the_models_alone_is_refused() -> None:
     for changes, text in (
         ({"signature": "bias"}, "signatures of the warm-up have no noise; set signature.epsilon"),
-        ({"head": "reduced"}, "signature.epsilon: with head=reduced clients tell in clear which classes they hold"),
+        ({"head": "reduced"}, "signature.epsilon: head=reduced discloses the classes of clients"),
         ({"privacy": {"name": "central", "epsilon": 3.0}}, "set privacy.noise and privacy.budget"),
         ({"privacy": "central"}, "signature.repeatable: the privacy account requires noise that cannot be reproduced"),
     ):
@@ -380,7 +380,7 @@ def test_privacy_that_covers_the_models_alone_is_refused() -> None:
 def test_noise_on_a_signature_is_not_undone_by_a_list_of_classes_beside_it() -> None:
     """Refused where a run is set up, and by each client, whatever the server asks for."""
     noised = {"signature": {"name": "bias", "epsilon": 1.0}, "cluster": "one"}
-    with pytest.raises(ConfigError, match=r"^signature\.epsilon: with head=reduced .* use head=full$"):
+    with pytest.raises(ConfigError, match=r"^signature\.epsilon: head=reduced .* use head=full$"):
         RECIPE.prepare(resolve(RECIPE.config, {**SMALL, **noised}))
     config = resolve(RECIPE.config, {**SMALL, **noised, "head": "full"})
     task = RECIPE.prepare(config)
@@ -391,7 +391,7 @@ def test_noise_on_a_signature_is_not_undone_by_a_list_of_classes_beside_it() -> 
         answers = fleet.ask(dict.fromkeys(task.population, curious))
         assert not answers.replies
         assert {str(f) for f in answers.failures.values()} == {
-            "refused: privacy: which classes a client holds is not told: use head=full"
+            "refused: privacy: the classes of a client are not disclosed: use head=full"
         }
     plain = fleet.ask(dict.fromkeys(task.population, Request("warm", task.initial(), {"seed": 0, "round": 0})))
     assert {(tuple(r.extras), r.n, len(r.arrays), len(r.metrics)) for r in plain.replies.values()} == {

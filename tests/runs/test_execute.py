@@ -114,7 +114,7 @@ def test_a_start_that_is_refused_by_the_flow_leaves_nothing_behind_either(tmp_pa
     out = tmp_path / "runs" / "refused"
     if there:
         out.mkdir(parents=True)
-    with pytest.raises(ConfigError, match="clients_every: the clients of this task hold no test data"):
+    with pytest.raises(ConfigError, match="clients_every: the clients of this task have no test data"):
         execute("ranking", {"rounds": 1, "clients": 4, "queries": 50, "clients_every": 1}, out)
     with pytest.raises(ConfigError, match="needs 'metrics:entropy' from the clients"):
         execute(iris, {"select": "aoiu"}, out)

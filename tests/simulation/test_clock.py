@@ -231,8 +231,11 @@ def test_a_run_asks_so_many_more_and_merges_as_many_as_were_wanted(tmp_path: Pat
         ({"devices.overcommit": 1.3}, "overcommit"),  # without devices there is no clock
         ({"devices": "tifl", "devices.overcommit": 3.0}, "overcommit is 3.0, but must be between 1 and 2"),
         ({"devices": "tifl", "devices.overcommit": 1.3, "select.count": 3}, "select.count cannot be set"),
-        ({"devices": "tifl", "devices.overcommit": 1.3, "aggregate": "fedbuff"}, "takes the first replies by itself"),
-        ({"devices": "tifl", "devices.overcommit": 1.3, "cluster": "kmeans"}, "groups are asked all at once"),
+        ({"devices": "tifl", "devices.overcommit": 1.3, "aggregate": "fedbuff"}, "already takes the first replies"),
+        (
+            {"devices": "tifl", "devices.overcommit": 1.3, "cluster": "kmeans"},
+            "the first replies could all be of one group",
+        ),
     ],
 )
 def test_overcommitment_where_there_is_no_first_is_refused(

@@ -114,7 +114,7 @@ def test_a_task_whose_clients_keep_to_one_rate_is_refused(tmp_path: Path) -> Non
         ConfigError, match="schedule=cosine: this task's clients train with one learning rate; use constant"
     ):
         execute(Recipe(Config, task), {"schedule": "cosine"}, tmp_path / "a")
-    with pytest.raises(ConfigError, match="schedule=cosine: this task's clients keep"):
+    with pytest.raises(ConfigError, match="schedule=cosine: this task's clients train"):
         execute("recsys", {"schedule": "cosine", "centralised": True, "rounds": 1}, tmp_path / "b")
 
 

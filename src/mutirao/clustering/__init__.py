@@ -1,4 +1,4 @@
-"""Client groups: find who is alike, train one model a group, let newcomers in, combine what groups have learnt."""
+"""Client groups: cluster similar clients, admit late joiners to groups, and combine the models of groups."""
 
 from mutirao.clustering.ensemble import combine
 from mutirao.clustering.formation import form, quality

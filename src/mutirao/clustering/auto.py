@@ -1,9 +1,9 @@
-"""How many groups there are, and which: DBSCAN whose eps is chosen by how far it may move without any change.
+"""The number of groups and the groups themselves: DBSCAN with the eps whose result is most stable.
 
 For a fixed `min_samples` what DBSCAN finds changes only where a client becomes a core point, where two core points are
 joined by an edge of the minimum spanning tree of mutual reachability (Campello, Moulavi and Sander, 2013), and where a
-core point first reaches a client at the border; so all values of eps are looked at, exactly, by one tree. Two things
-speak for a division, both logarithms of a volume in the d dimensions that matter:
+core point first reaches a client at the border; so one tree gives the results of all values of eps exactly. Two
+figures support a division, both logarithms of a volume in the d dimensions that matter:
 
 - stability, d ln(high / low): how much the ball around a client may grow before two groups touch, which is what the
   worst placed clients decide;
@@ -11,8 +11,8 @@ speak for a division, both logarithms of a volume in the d dimensions that matte
   nearest other group: the silhouette (Rousseeuw, 1987) on a logarithmic scale, which one loose client does not spoil.
 
 In a cloud without groups both stay small whatever the number of clients and dimensions: among n clients a division
-needs a stability of LEAST + SMALL / n or a clearness of CLEAR + FEW / n, which fewer than one in a hundred such clouds
-reach.
+needs a stability of MIN_STABILITY + 8 / n or a clearness of MIN_CLEARNESS + 10 / n, which fewer than one in a hundred
+such clouds reach.
 """
 
 import math
@@ -25,9 +25,12 @@ import numpy.typing as npt
 Points = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
 
-LEAST, SMALL = 1.6, 8.0
-CLEAR, FEW = 2.0, 10.0
-AGAIN = 1.25  # so much stronger a division within a group has to be, since many groups are looked at
+# Thresholds of random clouds: a constant, and a term that is divided by the number of clients.
+MIN_STABILITY = 1.6
+STABILITY_TERM = 8.0
+MIN_CLEARNESS = 2.0
+CLEARNESS_TERM = 10.0
+INNER_FACTOR = 1.25  # a division within a group has to be this much stronger, since many are tried
 MOST_COMPONENTS = 16
 NOISE = 0.1  # largest share of clients that a division may leave without a group
 SAME = 1e-9  # distances below this part of the typical one count as none
@@ -45,7 +48,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Division:
-    """A choice of eps: in how many components, between which bounds, what it finds and what speaks for it."""
+    """A choice of eps: number of components, bounds, groups found, and the evidence for them."""
 
     clients: int
     components: int
@@ -56,7 +59,7 @@ class Division:
     noise: float
     stability: float
     clearness: float
-    knee: float  # what the k-distances alone suggest
+    knee: float  # the eps that the k-distances suggest
     inner: bool = False  # whether it divides a group again
 
     @property
@@ -67,12 +70,15 @@ class Division:
     @property
     def strength(self) -> float:
         """The larger of stability and clearness, each as a multiple of what is needed among so many clients."""
-        return max(self.stability / (LEAST + SMALL / self.clients), self.clearness / (CLEAR + FEW / self.clients))
+        return max(
+            self.stability / (MIN_STABILITY + STABILITY_TERM / self.clients),
+            self.clearness / (MIN_CLEARNESS + CLEARNESS_TERM / self.clients),
+        )
 
     @property
     def holds(self) -> bool:
-        """Whether there is more than chance to it."""
-        return self.groups > 1 and self.strength > (AGAIN if self.inner else 1)
+        """Whether the division is stronger than in random clouds."""
+        return self.groups > 1 and self.strength > (INNER_FACTOR if self.inner else 1)
 
 
 def min_samples_for(clients: int) -> int:
@@ -89,7 +95,7 @@ def scan(points: Points, min_samples: int) -> list[Range]:
     """
     n = len(points)
     if n < max(2, min_samples):
-        return []  # nobody has so many neighbours, at any eps
+        return []  # no client has that many neighbours, at any eps
     distances = pairwise(points)
     core, joins = k_distances(distances, min_samples), merge_nearest(distances, min_samples)[:, 2]
     reached = np.sort(np.maximum(distances, core).min(axis=1))
@@ -112,8 +118,8 @@ def merge_nearest(distances: Points, min_samples: int) -> Points:
     from scipy.spatial.distance import squareform
 
     core = k_distances(distances, min_samples)
-    reach = np.maximum(distances, np.maximum.outer(core, core))
-    return np.asarray(linkage(squareform(reach, checks=False), "single"), np.float64)
+    reachability = np.maximum(distances, np.maximum.outer(core, core))
+    return np.asarray(linkage(squareform(reachability, checks=False), "single"), np.float64)
 
 
 def pairwise(points: Points) -> Points:
@@ -140,7 +146,7 @@ def knee(points: Points, min_samples: int) -> float:
 
 
 def divide(points: Points, noise: float = NOISE, min_samples: int = 0) -> tuple[Division, Points]:
-    """The strongest division, and the points in its components; it may not hold: one group.
+    """The strongest division, and the points in its components; if it does not hold, there is one group.
 
     G groups differ in G - 1 directions and all others hold noise, so eps is sought among the first principal
     components, as many as give the strongest division, and among all.
@@ -189,14 +195,14 @@ def margin(points: Points, labels: Labels) -> float:
 
 
 def run_dbscan(points: Points, eps: float, min_samples: int) -> Labels:
-    """What DBSCAN finds."""
+    """The labels of DBSCAN."""
     from sklearn.cluster import DBSCAN
 
     return np.asarray(DBSCAN(eps=eps, min_samples=min_samples).fit_predict(points), np.int64)
 
 
 def centre(points: Points, labels: Labels) -> Points:
-    """Where the clients of groups lie as seen from the middle of their own."""
+    """The clients of groups relative to the centre of their own group."""
     parts = [points[labels == g] for g in range(labels.max() + 1)]
     return np.concatenate([part - part.mean(0) for part in parts])
 
@@ -206,15 +212,14 @@ def divide_again(
 ) -> tuple[Labels, list[Division]]:
     """Divide the clients, then each group again, until no division holds; -1 is a client in no group.
 
-    Going on within groups finds what is hidden beside larger differences. All divisions looked at are returned, the
-    first one first.
+    Dividing groups again finds what is hidden by larger differences. All divisions examined are returned, in order.
     """
-    looked: list[Division] = []
+    examined: list[Division] = []
 
     def parts(rows: npt.NDArray[np.intp]) -> Iterator[npt.NDArray[np.intp]]:
         found, points = divide(normalise(signatures[rows], directions), noise, min_samples)
         found = replace(found, inner=len(rows) < len(signatures))
-        looked.append(found)
+        examined.append(found)
         if not found.holds:
             yield rows
             return
@@ -225,11 +230,11 @@ def divide_again(
     out = np.full(len(signatures), -1, np.int64)
     for number, rows in enumerate(parts(np.arange(len(signatures)))):
         out[rows] = number
-    return out, looked
+    return out, examined
 
 
 def normalise(signatures: Points, directions: bool, origin: Points | None = None) -> Points:
-    """What distances are taken between: the signatures, or the directions in which they leave the middle of all."""
+    """The points whose distances count: the signatures, or their directions from the median."""
     if not directions:
         return signatures
     away = signatures - (np.median(signatures, axis=0) if origin is None else origin)

@@ -1,8 +1,8 @@
 """CFL (Sattler, Müller and Samek, "Clustered Federated Learning: Model-Agnostic Distributed Multi-Task Optimization
-under Privacy Constraints", IEEE TNNLS 2021): one model, parted in two where it stands still though its clients do not.
+under Privacy Constraints", IEEE TNNLS 2021): one model, split in two when it stands still although its clients do not.
 """
 
-# ruff: noqa: D102  # what each does stands in `Grouper`
+# ruff: noqa: D102  # documented in `Grouper`
 
 import math
 from collections.abc import Mapping
@@ -25,13 +25,13 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Cfl(Grouper):
-    """After a round a group is parted if |sum_i (n_i / n) u_i| < eps1 and max_i |u_i| > eps2, u_i its clients' updates.
+    """Splits a group after a round if |sum_i (n_i / n) u_i| < eps1 and max_i |u_i| > eps2, with updates u_i.
 
-    It is parted so that the largest cosine between clients of both parts, a, is least, and if sqrt((1 - a) / 2) is over
-    gamma. Each part goes on with the mean of its own clients' models. eps1 and eps2 are lengths of updates and fit one
-    model and rate; 0.4 and 1.6 stand in the authors' code.
+    The split minimises the largest cosine between clients of both parts, a, and is made if sqrt((1 - a) / 2) is above
+    gamma. Each part continues with the mean of its own clients' models. eps1 and eps2 are lengths of updates and depend
+    on model and learning rate; 0.4 and 1.6 are from the authors' code.
 
-    Clients whose updates cancel out, though each is long, are parted:
+    Clients whose long updates cancel out are split:
 
     >>> updates = np.array([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.1], [-1.0, -0.1]])
     >>> Cfl(eps1=0.4, eps2=0.9).part(updates, np.ones(4))
@@ -41,7 +41,7 @@ class Cfl(Grouper):
     eps1: float = 0.4
     eps2: float = 1.6
     gamma: float = 0.0
-    rounds: int = 0  # before which nobody is parted; 20 in the authors' code
+    rounds: int = 0  # without splits at first; 20 in the authors' code
     uses_warm_up = False
     needs_updates = True
     moves_clients = True
@@ -62,7 +62,7 @@ class Cfl(Grouper):
         return {client: Admission(state.groups.names[0], 0.0, 1.0) for client in replies}
 
     def after(self, context: GroupContext, state: Grouping, updates: Mapping[str, GroupUpdates]) -> None:
-        places = {name: i for i, name in enumerate(state.groups.names)}  # names get a digit more if there are many
+        places = {name: i for i, name in enumerate(state.groups.names)}  # names change when they need another digit
         for group in sorted(updates):
             sent = updates[group]
             names = sorted(sent.replies)
@@ -81,7 +81,7 @@ class Cfl(Grouper):
             context.run.arrays = context.run.arrays | as_part(mean_of(sent, stay), home)
 
     def part(self, updates: Points, sizes: Points) -> Mask | None:
-        """Who is in one of the two parts, or None if the group stays together."""
+        """The mask of one of the two parts, or None if the group is not split."""
         mean, longest = stillness(updates, sizes)
         if not (mean < self.eps1 and longest > self.eps2):
             return None
@@ -92,7 +92,7 @@ class Cfl(Grouper):
 
 
 def updates_of(model: Arrays, replies: list[Reply]) -> Points:
-    """How each client moved the model, a row each; counters do not count."""
+    """The update of each client, one row each, without integer counters."""
     floats = [k for k, v in model.items() if v.dtype.kind == "f"]
     start = flat({k: model[k] for k in floats}).astype(np.float64)
     return np.stack([flat({k: r.arrays[k] for k in floats}) - start for r in replies])
@@ -112,7 +112,7 @@ def cosines_of(updates: Points) -> Points:
 
 
 def bipartition(cosines: Points) -> Mask:
-    """Two parts such that the largest cosine across is least: the last merge of single linkage (their algorithm 1)."""
+    """The two parts with the least largest cosine between them: the last merge of single linkage (algorithm 1)."""
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform
 

@@ -1,9 +1,9 @@
-"""The clusterers by name, each called as `(signatures, directions, rng) -> (labels, divisions it looked at)`.
+"""The clusterers by name, each called as `(signatures, directions, rng) -> (labels, divisions examined)`.
 
 -1 is a client in no group. Anything of scikit-learn with `fit_predict` may stand in their place.
 """
 
-# ruff: noqa: D102  # `__call__` is what the class says it is
+# ruff: noqa: D102  # `__call__` is documented by the class
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class Auto:
 
 @dataclass(frozen=True)
 class One:
-    """Everybody in one group: ordinary federated learning.
+    """All clients in one group: ordinary federated learning.
 
     >>> from mutirao.clustering import form
     >>> form({"ana": [0.0], "bia": [0.1], "eva": [9.0], "ivo": [9.1]}, One()).members()
@@ -53,7 +53,7 @@ class One:
 class Dbscan:
     """scikit-learn's DBSCAN with a fixed eps; the paper's 0.0279 fits the paper's model only.
 
-    Points that are at most `eps` apart are together; with too small an eps nobody is, and the `noise` rule decides:
+    Points that are at most `eps` apart are together; with too small an eps none are, and the `noise` rule decides:
 
     >>> from mutirao.clustering import form
     >>> points = {"ana": [0.0], "bia": [0.1], "eva": [9.0], "ivo": [9.1]}
@@ -151,13 +151,14 @@ class Agglomerative:
 PARTS = (Auto, One, Dbscan, Optics, Hdbscan, Kmeans, Agglomerative)
 NAMES: dict[str, type] = {part.__name__.lower(): part for part in PARTS}
 
-MOST_GROUPS, TRIALS = 20, 5
+MOST_GROUPS = 20
+TRIALS = 5
 
 
 def choose_count(
     make: Callable[[int], Any], groups: int, signatures: Points, directions: bool, rng: np.random.Generator
 ) -> Clustered:
-    """The labels of a clusterer that must be told how many groups; 0 asks for one group unless there is more.
+    """The labels of a clusterer that needs the number of groups; 0 chooses it.
 
     Whether there is more than one is decided as by `auto`; then the number is the one with the largest product of
     silhouette and stability, the mean adjusted Rand index between clusterings of random four fifths and of all.
@@ -165,7 +166,8 @@ def choose_count(
     from sklearn.metrics import adjusted_rand_score, silhouette_score
     from threadpoolctl import threadpool_limits
 
-    points, n = normalise(signatures, directions), len(signatures)
+    points = normalise(signatures, directions)
+    n = len(signatures)
     if groups > n:
         raise ValueError(f"groups is {groups}, but there are only {n} clients")
     if groups:
@@ -188,8 +190,8 @@ def choose_count(
 def run_clusterer(cluster: Any, points: Points, directions: bool, draw: np.random.Generator) -> Clustered:
     """The clusterer's labels; one of scikit-learn is used as it is."""
     if not hasattr(cluster, "fit_predict"):
-        labels, looked = cluster(points, directions, draw)
-        return np.asarray(labels, np.int64), looked
+        labels, examined = cluster(points, directions, draw)
+        return np.asarray(labels, np.int64), examined
     from sklearn.base import clone
 
     return np.asarray(clone(cluster).fit_predict(normalise(points, directions)), np.int64), []

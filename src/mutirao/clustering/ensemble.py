@@ -15,7 +15,7 @@ def combine(
     weights: Mapping[str, float] | None = None,
     total: int | None = None,
 ) -> Probabilities:
-    """p(c | x) = sum_g w_g p_g(c | x) / sum_g w_g; a class that a group's head does not have gets nothing from it.
+    """p(c | x) = sum_g w_g p_g(c | x) / sum_g w_g; a class that a group's model does not have gets nothing from it.
 
     `probabilities` has a row a sample and a column for each class of the group's class map. Without weights all
     groups count the same. The columns of the result are the classes 0 to `total` - 1.
@@ -60,15 +60,15 @@ def weights_by_validation(accuracies: Mapping[str, float]) -> dict[str, float]:
 def weights_by_sample(
     probabilities: Mapping[str, npt.ArrayLike], classes: Mapping[str, Sequence[int]], labels: npt.ArrayLike
 ) -> dict[str, float]:
-    """The weights under which the asker's own small sample is most likely: max_w sum_i ln sum_g w_g p_g(y_i | x_i).
+    """The weights under which a client's own small sample is most likely: max_w sum_i ln sum_g w_g p_g(y_i | x_i).
 
     Expectation maximisation for the weights of a fixed mixture; the problem is concave, so where it begins does not
-    matter. Groups that never saw the asker's classes end with nothing.
+    matter. Groups that never saw the client's classes end with weight zero.
 
-    The asker's two samples are of class 1, which the second group finds likelier:
+    The client's two samples are of class 1, which the second group finds likelier:
 
-    >>> said = {"g0": [[0.9, 0.1], [0.8, 0.2]], "g1": [[0.2, 0.8], [0.1, 0.9]]}
-    >>> weights = weights_by_sample(said, {"g0": [0, 1], "g1": [0, 1]}, labels=[1, 1])
+    >>> predictions = {"g0": [[0.9, 0.1], [0.8, 0.2]], "g1": [[0.2, 0.8], [0.1, 0.9]]}
+    >>> weights = weights_by_sample(predictions, {"g0": [0, 1], "g1": [0, 1]}, labels=[1, 1])
     >>> {group: round(weight, 2) for group, weight in weights.items()}
     {'g0': 0.0, 'g1': 1.0}
     """
@@ -84,9 +84,9 @@ def weights_by_sample(
 
 
 def weights_by_distance(distances: Mapping[str, float]) -> dict[str, float]:
-    """A mixture by nearness: w_g = exp(-(d_g^2 - d^2) / 2 d^2), with d the distance to the nearest group's middle.
+    """A mixture by nearness: w_g = exp(-(d_g^2 - d^2) / 2 d^2), with d the distance to the nearest group's centre.
 
-    `distances` are those of the asker's signature to the groups. The nearest group weighs 1, one twice as far 0.22.
+    `distances` are those of the client's signature to the groups. The nearest group weighs 1, one twice as far 0.22.
 
     >>> {group: round(weight, 2) for group, weight in weights_by_distance({"g0": 1.0, "g1": 2.0}).items()}
     {'g0': 1.0, 'g1': 0.22}

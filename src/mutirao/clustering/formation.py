@@ -1,4 +1,4 @@
-"""Forming groups of clients that are alike: signatures in, groups out, by any clusterer there is."""
+"""Forming groups of similar clients from their signatures, with any clusterer."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -26,9 +26,9 @@ def form(
 ) -> Groups:
     """Group clients by their signatures; `cluster` is `Auto()` by default.
 
-    With `directions` only the directions in which signatures leave the middle of all are compared. A client that the
-    clusterer leaves out joins the `nearest` group, gets its `own`, or has to `wait`. Groups are numbered in the order
-    of their first clients' names. Of more than `most` clients so many are drawn, and the rest is admitted.
+    With `directions` only the directions of signatures from their median are compared. A client that the clusterer
+    leaves out joins the `nearest` group, gets its `own`, or has to `wait`. Groups are numbered in the order of their
+    first clients' names. Of more than `most` clients that many are sampled and clustered, and the rest is admitted.
 
     >>> near, far = {"ana": [0, 0], "bia": [0, 0.1], "rui": [0.1, 0]}, {"eva": [9, 9], "ivo": [9.1, 9], "leo": [9, 9.1]}
     >>> groups = form(near | far)
@@ -37,22 +37,22 @@ def form(
     """
     names = tuple(sorted(signatures))
     if not names:
-        raise ValueError("there is nobody to group")
+        raise ValueError("there are no clients to group")
     points = np.stack([np.asarray(signatures[c], np.float64).ravel() for c in names])
     draw = rng(seed, 0, "groups")
     chosen = np.arange(len(names)) if len(names) <= most else np.sort(draw.choice(len(names), most, replace=False))
     labels = np.full(len(names), WAITING, np.int64)
     labels[chosen], divisions = run_clusterer(cluster or Auto(), points[chosen], directions, draw)
-    founders = Groups(names, labels, points, directions, divisions=tuple(divisions))
+    clustered = Groups(names, labels, points, directions, divisions=tuple(divisions))
     rest = np.setdiff1d(np.arange(len(names)), chosen)
-    if len(rest) and founders.count:
-        found = place_clients(founders, points[rest])
+    if len(rest) and clustered.count:
+        found = place_clients(clustered, points[rest])
         labels[rest] = np.where(found.inside, found.label, WAITING)
     lost = np.flatnonzero(labels == WAITING)
     if len(lost) and noise == "own":
         labels[lost] = labels.max(initial=WAITING) + 1 + np.arange(len(lost))
     elif len(lost) and noise == "nearest":
-        labels[lost] = place_clients(founders, points[lost]).label if founders.count else 0
+        labels[lost] = place_clients(clustered, points[lost]).label if clustered.count else 0
     return Groups(names, in_order(labels), points, directions, divisions=tuple(divisions))
 
 
@@ -61,14 +61,14 @@ def in_order(labels: Labels) -> Labels:
     kinds, first = np.unique(labels[labels >= 0], return_index=True)
     new = np.full(int(labels.max(initial=WAITING)) + 2, WAITING, np.int64)
     new[kinds[np.argsort(first)]] = np.arange(len(kinds))
-    return np.asarray(new[labels], np.int64)  # the last place, -1, is for those who wait
+    return np.asarray(new[labels], np.int64)  # the last element, -1, is for clients that wait
 
 
 def quality(groups: Groups, truth: Mapping[ClientId, int] | None = None) -> dict[str, float]:
-    """How many groups, the share that waits, how well apart they are, and the adjusted Rand index if it is known.
+    """The number of groups, the share of waiting clients, their separation, and the adjusted Rand index if known.
 
     Silhouette (Rousseeuw, 1987): 1 if groups are tight and far apart, 0 if they touch. `within` is the mean distance
-    of a client to the middle of its group, `between` the smallest between the middles of two groups.
+    of a client to the centre of its group, `between` the smallest between the centres of two groups.
 
     >>> groups = form({"ana": [0.0], "bia": [0.1], "eva": [9.0], "ivo": [9.1]})
     >>> found = quality(groups, truth={"ana": 0, "bia": 0, "eva": 1, "ivo": 1})

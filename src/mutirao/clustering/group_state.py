@@ -1,6 +1,6 @@
-"""What the server remembers of its groups between rounds; it lies in the run's memory, so a run can go on after a kill.
+"""The server's state of groups between rounds, which is part of the run's memory, so that a killed run can resume.
 
-The models of all groups lie in the run's arrays, as `g0/NAME`, and what an aggregator remembers of a group in the
+The models of all groups are in the run's arrays, as `g0/NAME`, and the memory of each group's aggregator is in the
 run's memory, also as `g0/NAME`.
 """
 
@@ -22,15 +22,15 @@ HOME = "groups."  # of the keys in the run's memory
 
 @dataclass
 class Grouping:
-    """The groups, the classes each one's head has, their scores by round, and when they settled."""
+    """The groups, the classes of their models, their scores by round, and when they settled."""
 
     groups: Groups
     classes: dict[str, list[int]]
     scores: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     settled: dict[str, int] = field(default_factory=dict)
-    silent: dict[ClientId, int] = field(default_factory=dict)  # how often a client gave no usable warm-up
-    own: dict[str, Any] = field(default_factory=dict)  # what a grouper remembers, as JSON has it
-    total: int = 0  # classes that there are: a head with fewer has to say which; 0 in older runs
+    silent: dict[ClientId, int] = field(default_factory=dict)  # failed warm-ups of each client
+    own: dict[str, Any] = field(default_factory=dict)  # the grouper's own state, for JSON
+    total: int = 0  # number of classes; 0 in older runs
 
     def to_memory(self) -> Arrays:
         """All of it as arrays."""
@@ -64,13 +64,15 @@ class Grouping:
             divisions=tuple(Division(**d) for d in facts["looked"]),
             min_count=facts.get("least", 0),  # older runs have none
         )
-        scores = {g: [(int(r), float(v)) for r, v in rows] for g, rows in facts["scores"].items()}
+        scores = {}
+        for group, rows in facts["scores"].items():
+            scores[group] = [(int(round), float(score)) for round, score in rows]
         later = {"own": facts.get("own", {}), "total": facts.get("total", 0)}
         return cls(groups, facts["classes"], scores, facts["settled"], facts["silent"], **later)
 
 
 def move(state: Grouping, clients: Mapping[ClientId, str]) -> None:
-    """Put these clients into other groups that there are, by name."""
+    """Move clients to other existing groups, by name."""
     numbers = {name: i for i, name in enumerate(state.groups.names)}
     state.groups = state.groups.with_moved({c: numbers[g] for c, g in clients.items()})
 
@@ -83,9 +85,9 @@ def open_group(
     classes: Sequence[int],
     memory: Arrays | None = None,
 ) -> str:
-    """The name of a new group of these clients, which leave theirs: with this model, its classes and its memory.
+    """Open a group for these clients, which leave their groups, with a model, its classes and memory; returns its name.
 
-    Where names get a digit more (g9, g10), those that there were are g00, g01, ... from then on.
+    When names need another digit (g9, g10), the existing groups are renamed to g00, g01, ...
     """
     before = state.groups.names
     state.groups = state.groups.with_moved(dict.fromkeys(members, len(before)))
@@ -95,7 +97,8 @@ def open_group(
         renamed = {new[g]: value for g, value in table.items()}
         table.clear()
         table.update(renamed)  # type: ignore[arg-type]
-    run.arrays, run.memory = rename(run.arrays, new), rename(run.memory, new)
+    run.arrays = rename_groups(run.arrays, new)
+    run.memory = rename_groups(run.memory, new)
     name = after[-1]
     state.classes[name] = list(classes)
     run.arrays = run.arrays | as_part(model, name)
@@ -103,7 +106,10 @@ def open_group(
     return name
 
 
-def rename(arrays: Arrays, groups: Mapping[str, str]) -> Arrays:
-    """Arrays with the names of their groups changed; what is of no group stays."""
-    parted = {key: key.partition("/") for key in arrays}
-    return {groups.get(g, g) + slash + rest: arrays[key] for key, (g, slash, rest) in parted.items()}
+def rename_groups(arrays: Arrays, groups: Mapping[str, str]) -> Arrays:
+    """Arrays with the names of their groups changed; arrays of no group stay."""
+    renamed = {}
+    for key, array in arrays.items():
+        group, slash, rest = key.partition("/")
+        renamed[groups.get(group, group) + slash + rest] = array
+    return renamed

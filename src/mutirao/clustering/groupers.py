@@ -1,4 +1,4 @@
-"""The ways to find groups by name: clusterers of signatures, and groupers with a way of their own."""
+"""All groupers by name: clusterers of signatures, and groupers with a method of their own."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Merging clients, the nearest first, until groups are farther apart than a threshold: what PACFL and FedClust do."""
+"""Hierarchical clustering up to a distance threshold, as in PACFL and FedClust."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from mutirao.clustering.late_joiners import Admission
 from mutirao.clustering.membership import Groups, group_name
 from mutirao.core.fleet import ClientId, Reply
 
-# How far two groups are apart, in scipy's words; `average` as PACFL's authors take it: of two groups that are merged
-# both distances count the same, whatever their sizes (WPGMA).
+# The linkage in scipy's names. PACFL's authors call `average` what scipy calls `weighted`: both merged groups count the
+# same, whatever their sizes (WPGMA).
 LINKAGES: dict[str, Literal["weighted", "complete", "single"]] = {
     "average": "weighted",
     "complete": "complete",
@@ -29,7 +29,7 @@ class HierarchicalGrouper(Grouper):
     """Groups by the distances between signatures, merged up to `threshold` or, if a number is given, to so many."""
 
     threshold: float = 1.0
-    groups: int = 0  # told how many, instead of a threshold (0: not told)
+    groups: int = 0  # number of groups, instead of a threshold (0: by the threshold)
     linkage: str = "average"
 
     def __post_init__(self) -> None:
@@ -46,7 +46,7 @@ class HierarchicalGrouper(Grouper):
         raise NotImplementedError
 
     def __call__(self, context: GroupContext, replies: Mapping[ClientId, Reply]) -> Groups:
-        """What merging leaves."""
+        """The groups after merging."""
         names = tuple(sorted(replies))
         points = np.stack([replies[c].extras["signature"].astype(np.float64) for c in names])
         return Groups(names, merge(self.measure(points), self.threshold, self.groups, self.linkage), points)
@@ -54,8 +54,9 @@ class HierarchicalGrouper(Grouper):
     def admit(
         self, context: GroupContext, state: Grouping, replies: Mapping[ClientId, Reply]
     ) -> dict[ClientId, Admission]:
-        """The group whose clients are nearest in the mean."""
-        groups, out = state.groups, {}
+        """The group with the smallest mean distance to its clients."""
+        groups = state.groups
+        out = {}
         for client in sorted(replies):
             own = replies[client].extras["signature"].astype(np.float64)
             away = self.measure(np.vstack([own, groups.signatures]))[0, 1:]

@@ -1,8 +1,8 @@
 """IFCA (Ghosh, Chung, Yin and Ramchandran, "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020):
-k models from the start, and each client trains the one that errs least on its data.
+k models from the start, and each client trains the one with the least loss on its data.
 """
 
-# ruff: noqa: D102  # what each does stands in `Grouper`
+# ruff: noqa: D102  # documented in `Grouper`
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,15 +20,15 @@ from mutirao.core.validation import fault_of_extras
 
 @dataclass(frozen=True)
 class Ifca(Grouper):
-    """`groups` models that begin apart; before each round all go to all clients, and s_i = argmin_j F_i(theta_j).
+    """`groups` different models; before each round all are sent to all clients, and s_i = argmin_j F_i(theta_j).
 
-    F_i is the mean loss over the client's training samples. Clients answer with the number of a model and no loss.
+    F_i is the mean loss over the client's training samples. Clients reply with the number of a model, without the loss.
 
-    >>> Ifca(groups=3).uses_warm_up  # clients choose among the three models; nobody sends a signature
+    >>> Ifca(groups=3).uses_warm_up  # clients choose among the three models and send no signature
     False
     """
 
-    groups: int = 5  # IFCA has to be told
+    groups: int = 5  # must be known in IFCA
     uses_warm_up = False
     different_models = True
     moves_clients = True
@@ -58,7 +58,7 @@ class Ifca(Grouper):
 
 
 def fault_of_choice(reply: Reply, groups: int) -> Failure | None:
-    """What is wrong with a choice, or None: it is the number of one of so many models."""
+    """The fault of a choice, or None if it is the number of a model."""
     if (wrong := fault_of_extras(reply)) is not None:
         return wrong
     choice = reply.extras.get("choice")

@@ -1,4 +1,4 @@
-"""Newcomers: a client that comes late trains the test model and joins the group it is nearest to, or none."""
+"""Late joiners: a new client trains the test model and joins the group that its signature is nearest to, or none."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from mutirao.clustering.auto import Labels, Points, normalise
 from mutirao.clustering.membership import MAX_CLUSTERED, Groups, group_name
 from mutirao.core.fleet import ClientId
 
-FAR = 6.0  # robust deviations above the founders' own distances
-ROOM = 1.3  # a newcomer may always be so much farther away than a founder typically is
-SURE = 1 / 3  # part of the founders' typical confidence that a newcomer needs
+FAR = 6.0  # robust deviations above the distances of initial clients
+ROOM = 1.3  # the limit is at least this multiple of the typical distance of initial clients
+SURE = 1 / 3  # share of the typical confidence of initial clients that a late joiner needs
 
 
 @dataclass(frozen=True)
 class Admission:
-    """Where a newcomer belongs: its group, or why it is in quarantine.
+    """The group of a late joiner, or why it is in quarantine.
 
-    `distance` is to the middle of the nearest group; `confidence` is (second - first) / (second + first) of the
-    distances to the two nearest: 0 half way between them, towards 1 in the middle of the first.
+    `distance` is to the centre of the nearest group; `confidence` is (second - first) / (second + first) of the
+    distances to the two nearest: 0 half way between them, towards 1 in the centre of the first.
 
     >>> Admission("g1", distance=0.2, confidence=0.9)
     Admission(group='g1', distance=0.2, confidence=0.9, quarantine='')
@@ -44,7 +44,7 @@ class Placement(NamedTuple):
 
 
 def admit(groups: Groups, signatures: Mapping[ClientId, npt.ArrayLike]) -> dict[ClientId, Admission]:
-    """The group of each newcomer, always an existing one; who fits nowhere is in quarantine.
+    """The group of each late joiner, always an existing one; clients that fit no group are in quarantine.
 
     >>> from mutirao.clustering.formation import form
     >>> groups = form({c: [x, x / 2] for c, x in zip("abcdef", [0, 0.1, 0.2, 9, 9.1, 9.2])})
@@ -58,7 +58,9 @@ def admit(groups: Groups, signatures: Mapping[ClientId, npt.ArrayLike]) -> dict[
     found = place_clients(groups, np.stack([np.asarray(signatures[c], np.float64).ravel() for c in names]))
     out = {}
     for i, client in enumerate(names):
-        name, distance, why = group_name(int(found.label[i]), groups.count), float(found.distance[i]), ""
+        name = group_name(int(found.label[i]), groups.count)
+        distance = float(found.distance[i])
+        why = ""
         if distance > found.limit[i]:
             why = f"fits no group: {distance:.3g} from {name}, at most {found.limit[i]:.2g}"
         elif not found.inside[i]:
@@ -68,29 +70,35 @@ def admit(groups: Groups, signatures: Mapping[ClientId, npt.ArrayLike]) -> dict[
 
 
 def place_clients(groups: Groups, signatures: Points) -> Placement:
-    """The nearest group of each signature, judged by those who formed the groups.
+    """The nearest group of each signature, and whether it is near enough compared with the initial clients.
 
-    A founder's distance is taken to the middle of the others of its group, and compared with the typical one there;
-    the limit is the median plus six robust deviations (1.4826 MAD) over all groups. A newcomer also has to be
-    surer of its group than a third of what founders typically are.
+    An initial client's distance is that to the centre of the others of its group, relative to the typical one there;
+    the limit is the median plus six robust deviations (1.4826 MAD) over all groups. The confidence of a late joiner
+    must also be at least a third of the typical one of initial clients.
     """
     from scipy.spatial.distance import cdist
 
     known = np.flatnonzero(groups.labels >= 0)
-    labels, count = groups.labels[known], groups.count
+    labels = groups.labels[known]
+    count = groups.count
     if not count:
-        raise ValueError("there are no groups to be admitted to")
+        raise ValueError("there are no groups to admit clients to")
     origin = np.median(groups.signatures, axis=0) if groups.directions else None
     own, theirs = (normalise(s, groups.directions, origin) for s in (groups.signatures[known], signatures))
-    centres, sizes = centroids(own, labels, count), np.bincount(labels, minlength=count)
+    centres = centroids(own, labels, count)
+    sizes = np.bincount(labels, minlength=count)
 
-    typical, room, sure = np.full(count, 1e-12), ROOM, 0.0
+    typical = np.full(count, 1e-12)
+    room = ROOM
+    sure = 0.0
     crowd = np.flatnonzero(sizes[labels] > 1)
-    crowd = crowd[:: max(1, len(crowd) // MAX_CLUSTERED)]  # of many founders some are enough to know what is typical
+    crowd = crowd[:: max(1, len(crowd) // MAX_CLUSTERED)]  # a sample of many clients is enough for typical distances
     if len(crowd):
         home = labels[crowd]
         away = cdist(own[crowd], centres)
-        away[np.arange(len(crowd)), home] *= sizes[home] / (sizes[home] - 1)  # as seen by the others of its group
+        away[np.arange(len(crowd)), home] *= sizes[home] / (
+            sizes[home] - 1
+        )  # to the centre of the other clients of its group
         usual = away[np.arange(len(crowd)), home]
         by_group = [usual[home == g] for g in range(count)]
         typical = np.maximum([np.median(u if len(u) > 2 else usual) for u in by_group], 1e-12)
@@ -122,10 +130,10 @@ def centroids(points: Points, labels: Labels, count: int) -> Points:
 
 
 def find_shared_keys(clients: list[ClientId], keys: Mapping[ClientId, str]) -> dict[ClientId, str]:
-    """Whom to refuse because another client holds the same key: one key, one client; the first by name stays."""
-    holder: dict[str, ClientId] = {}
+    """Clients to refuse because another client has the same key; the first by name stays."""
+    owner: dict[str, ClientId] = {}
     refused = {}
     for client in sorted(clients):
-        if (key := keys.get(client)) is not None and holder.setdefault(key, client) != client:
-            refused[client] = f"has the same key as {holder[key]}"
+        if (key := keys.get(client)) is not None and owner.setdefault(key, client) != client:
+            refused[client] = f"has the same key as {owner[key]}"
     return refused

@@ -1,4 +1,4 @@
-"""Who is in which group, and who waits."""
+"""Which client is in which group, and which clients wait."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -9,13 +9,13 @@ import numpy as np
 from mutirao.clustering.auto import Division, Labels, Points
 from mutirao.core.roster import ClientId
 
-MAX_CLUSTERED = 2000  # clients among whom groups are sought; of more, so many are drawn, and the others are admitted
+MAX_CLUSTERED = 2000  # of more clients, that many are sampled and clustered, and the others are admitted
 WAITING = -1
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Who is in which group: the clients it was formed of, with their signatures, and those admitted later.
+    """The group of each client: of the initial clients, with their signatures, and of clients admitted later.
 
     A label is the number of a group; -1 is a client that waits.
 
@@ -31,11 +31,11 @@ class Groups:
     directions: bool = False
     admitted: Mapping[ClientId, int] = field(default_factory=dict)
     divisions: tuple[Division, ...] = ()
-    min_count: int = 0  # so many groups there are, even if nobody is in the last of them
+    min_count: int = 0  # of groups, even if the last ones are empty
 
     @cached_property
     def labelled(self) -> dict[ClientId, int]:
-        """The label of each client, founders and others."""
+        """The label of each client."""
         return dict(zip(self.clients, self.labels.tolist(), strict=True)) | dict(self.admitted)
 
     @property
@@ -50,7 +50,7 @@ class Groups:
 
     @property
     def has_signatures(self) -> bool:
-        """Whether there are signatures to tell how far apart clients are; some groupers ask for none."""
+        """Whether clients sent signatures, which give distances; some groupers need none."""
         return bool(self.signatures.shape[1])
 
     def group_of(self, client: ClientId) -> str:
@@ -71,11 +71,11 @@ class Groups:
         return sorted(c for c, label in self.labelled.items() if label < 0)
 
     def with_admitted(self, labels: Mapping[ClientId, int]) -> "Groups":
-        """The same groups with more clients in them; where the groups lie is left to those who formed them."""
+        """The same groups with more clients in them; the centres of groups depend on the initial clients alone."""
         return replace(self, admitted={**self.admitted, **labels})
 
     def with_moved(self, labels: Mapping[ClientId, int]) -> "Groups":
-        """The same clients, these of them in other groups, be it new ones; a group that all have left stays."""
+        """The same clients, some of them moved to other or new groups; a group without clients stays."""
         labelled = np.array([labels.get(c, old) for c, old in zip(self.clients, self.labels.tolist(), strict=True)])
         known = set(self.clients)
         admitted = {**self.admitted, **{c: label for c, label in labels.items() if c not in known}}

@@ -1,8 +1,8 @@
 """PACFL (Vahidian et al., "Efficient Distribution Similarity Identification in Clustered Federated Learning via
-Principal Angles between Client Data Subspaces", AAAI 2023): clients are alike whose samples lie in like directions.
+Principal Angles between Client Data Subspaces", AAAI 2023): groups clients whose samples lie in similar directions.
 """
 
-# ruff: noqa: D102  # `__call__` is what the class says it is
+# ruff: noqa: D102  # `__call__` is documented by the class
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ ANGLES = ("smallest", "sum")
 
 
 class Rows(Protocol):
-    """What is needed of a client's samples: how many they are, and a batch of them."""
+    """The required interface of a client's samples."""
 
     def __len__(self) -> int: ...
 
@@ -27,7 +27,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class Subspace:
-    """The first left singular vectors of a client's data matrix, a column a sample. They look like its samples."""
+    """The first left singular vectors of a client's data matrix, one column a sample. They resemble its samples."""
 
     vectors: int = 3
     epsilon = 0.0
@@ -40,13 +40,13 @@ class Subspace:
 
         x, _ = samples.batch(np.arange(len(samples)))
         if not isinstance(x, Tensor):
-            raise ValueError("has samples of several parts, of which there is no one data matrix")
+            raise ValueError("has samples with several inputs, which have no single data matrix")
         return leading(x.reshape(len(samples), -1).numpy().astype(np.float64), self.vectors).ravel()
 
 
 @dataclass(frozen=True)
 class Pacfl(HierarchicalGrouper):
-    """Clients merged by the angles between their subspaces, in degrees.
+    """Merges clients by the angles between their subspaces, in degrees.
 
     With U_i the singular vectors of client i, `smallest` is the first principal angle, arccos of the largest singular
     value of U_i' U_j, and `sum` is tr arccos(U_i' U_j): vector by vector, in their order.
@@ -69,7 +69,7 @@ class Pacfl(HierarchicalGrouper):
 
     @property
     def signature(self) -> Any:
-        """What clients send."""
+        """The signature that clients send."""
         return Subspace(self.vectors)
 
     def measure(self, points: Points) -> Points:
@@ -77,7 +77,7 @@ class Pacfl(HierarchicalGrouper):
 
 
 def leading(x: Points, vectors: int) -> Points:
-    """The first left singular vectors of x', a row each; their sign, which means nothing, by their largest number."""
+    """The first left singular vectors of x', a row each, with a positive largest number."""
     if min(x.shape) < vectors:
         raise ValueError(f"has {len(x)} samples of {x.shape[1]} numbers, too few for {vectors} singular vectors")
     rows = np.linalg.svd(x, full_matrices=False)[2][:vectors]

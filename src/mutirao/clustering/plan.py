@@ -1,4 +1,4 @@
-"""How groups are formed and trained: all that a recipe says of it, in one place."""
+"""The plan of a run with groups: how they are formed, trained and evaluated."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,38 +19,32 @@ EvaluateGroups = Callable[[Mapping[str, Arrays], Groups], GroupMetrics]  # of mo
 
 @dataclass(frozen=True)
 class Plan:
-    """`model(outputs)` gives the common fresh model with a head of that size, `model(outputs, i)` another one."""
+    """`model(outputs)` is the common initial model with that many outputs, `model(outputs, i)` another one."""
 
     model: Callable[..., Arrays]
     classes: int
-    parts: Callable[[int], tuple[AnySelector, AnyAggregator]]  # of a group with so many clients
+    parts: Callable[[int], tuple[AnySelector, AnyAggregator]]  # of a group with that many clients
     cluster: Any = None  # a clusterer, or a `Grouper`
     noise: NoiseRule = "nearest"
     directions: bool = False
     signature_size: int = 0  # numbers in a signature (0: as many as most clients send)
-    reduced_heads: bool = False  # whether heads have only the classes a group holds
+    reduced_heads: bool = False  # whether output layers have only the classes of their group
     filters: tuple[AnyFilter, ...] = ()
     head: str = ""  # the name of the model's last layer
     regroup: int = 0  # rounds after which groups are formed anew (0: never)
-    stable: int = 0  # judgements without gain after which a group has settled (0: never)
+    stable: int = 0  # evaluations without gain after which a group has settled (0: never)
     patience: Patience = field(default_factory=Patience)
-    true_groups: Callable[[int], Mapping[ClientId, int] | None] = lambda round: (
-        None
-    )  # who is alike by then, in simulation
-    honest: Callable[[ClientId], bool] = lambda client: True  # whose judgement counts, in simulation
-    clients_evaluate: bool = True  # whether clients say how the models do on their own test data
-    reported_metrics: tuple[str, ...] = ("accuracy", "accuracy_known", "loss")  # what they say of it
-    monitor: str = "accuracy"  # by which groups are judged
-    higher_is_better: bool = True  # whether more of it is better
-    evaluate_on_server: EvaluateGroups | None = None  # how the models do where clients do not say
-    hyperparameters: SharedHyperparameters = SharedHyperparameters()  # what each group trains by
-    round_config: Mapping[str, Scalar] = field(
-        default_factory=dict
-    )  # what the clients of all groups are told in a round
-    clients_every: int = 0  # rounds between judgements by every client, worst and all (0: never)
-    # With what the memory of a new group begins after a warm-up, given those of the groups before.
-    inherit: Callable[[Sequence[Arrays]], Arrays] = lambda before: {}
-    size_cap: float = SIZE_CAP  # times the median samples that a client counts for at most (0: any number)
-    allowed_metrics: Collection[str] | None = (
-        None  # that clients may tell with an update (None: any that most of them do)
-    )
+    # In simulations: the true group of each client in a round, and the clients whose metrics count.
+    true_groups: Callable[[int], Mapping[ClientId, int] | None] = lambda round: None
+    honest: Callable[[ClientId], bool] = lambda client: True
+    clients_evaluate: bool = True  # whether clients evaluate models on their own test data
+    reported_metrics: tuple[str, ...] = ("accuracy", "accuracy_known", "loss")  # of these evaluations
+    monitor: str = "accuracy"  # the metric that scores groups
+    higher_is_better: bool = True
+    evaluate_on_server: EvaluateGroups | None = None  # where clients do not evaluate
+    hyperparameters: SharedHyperparameters = SharedHyperparameters()
+    round_config: Mapping[str, Scalar] = field(default_factory=dict)  # sent to the clients of all groups
+    clients_every: int = 0  # rounds between records of the worst client (0: never)
+    inherit: Callable[[Sequence[Arrays]], Arrays] = lambda before: {}  # a new group's memory, from that of all before
+    size_cap: float = SIZE_CAP  # most weight of a client, as a multiple of the median samples (0: no limit)
+    allowed_metrics: Collection[str] | None = None  # in replies to training (None: any that most clients send)

@@ -1,7 +1,7 @@
-"""Any task's client in groups: it signs its warm-up, and all else is left to the handler that the task has.
+"""The client of any task in groups: it sends a signature of its warm-up, and the task's handler does everything else.
 
-To warm up is to train the test model as the task trains it. Of the result nothing leaves but the signature: no update,
-no metric, no state.
+The warm-up trains the test model as the task does. Only the signature of the result leaves the client: no update, no
+metric, no state.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,23 +20,23 @@ from mutirao.errors import Refused
 from mutirao.privacy import RELEASES, AtClient, Central, NoPrivacy
 
 WARM, FIT = "warm", "fit"
-MOST_TIMES = 10_000  # that a client trains by itself when it is asked
-SIGNS = "extras:signature"  # what a handler provides that signs by itself
+MOST_TIMES = 10_000  # rounds that a client may be asked to train alone
+SIGNS = "extras:signature"  # in `provides` of handlers that send signatures
 
 
 @dataclass(frozen=True)
 class SignatureHandler:
-    """A handler around `handler`, the task's own, with privacy and all; `plain`, without, trains the test model."""
+    """Wraps the task's own `handler`, with its privacy; `plain`, the same without privacy, trains the test model."""
 
     handler: AnyHandler
     plain: AnyHandler
     signature: Any
-    told: Mapping[str, Scalar] = field(default_factory=dict)  # how the test model is trained: epochs, rate
-    privacy: Any = NoPrivacy()  # what each client does for its own
+    told: Mapping[str, Scalar] = field(default_factory=dict)  # epochs and lr of the warm-up
+    privacy: Any = NoPrivacy()  # the client's own privacy mechanism
 
     @property
     def provides(self) -> frozenset[str]:
-        """What the task's handler does, and a signature."""
+        """What the task's handler provides, and a signature."""
         return as_handler(self.handler).provides | {SIGNS}
 
     @property
@@ -46,16 +46,16 @@ class SignatureHandler:
 
     @property
     def schedule(self) -> Callable[[int], float] | None:
-        """The rate of the groups' models from round to round; the test model has one rate."""
+        """The learning rate schedule of the groups' models; that of the test model is constant."""
         return as_handler(self.handler).schedule
 
     @property
     def many(self) -> Many | None:
-        """For many clients at once, if the task's handler has such a way."""
+        """The batched handler, if the task's handler has one."""
         return None if as_handler(self.handler).many is None else self._many
 
     def agreed(self) -> Mapping[str, str]:
-        """What all parties must have in common: what the task says."""
+        """The digests that all parties must have in common."""
         return as_handler(self.handler).agreed()
 
     def agree(self, request: Request, site: Site) -> None:
@@ -99,10 +99,10 @@ class SignatureHandler:
             self.permit()
         except Refused as error:
             return dict.fromkeys(requests, failure_of(error))
-        inner: dict[int, Request] = {}  # as a rule all have one request, and so it stays
+        inner: dict[int, Request] = {}  # clients that share one request go on sharing it
         for request in requests.values():
             inner.setdefault(id(request), self.inner(request))
-        fresh = {c: Site(c, sites[c].data) for c in requests}  # a warm-up leaves nothing in a client's state
+        fresh = {c: Site(c, sites[c].data) for c in requests}  # a warm-up does not change a client's state
         many = as_handler(self.plain).many
         asked = {c: inner[id(r)] for c, r in requests.items()}
         return (
@@ -112,20 +112,20 @@ class SignatureHandler:
         )
 
     def permit(self) -> None:
-        """Refuse to sign without noise where nothing else may leave."""
+        """Refuse a signature without noise where only noised updates may leave."""
         if has_local_privacy(self.privacy) and not self.signature.epsilon:
-            raise Refused("privacy", "a signature leaves only with noise, which signature.epsilon says how much of")
+            raise Refused("privacy", "signatures need noise with this privacy: set signature.epsilon")
 
     def inner(self, request: Request) -> Request:
-        """What the handler is asked: to train the test model."""
+        """The request to the handler: to train the test model."""
         return replace(request, do="train", config={**request.config, **self.told})
 
     def fit(self, request: Request, site: Site) -> Reply:
-        """How a model does on the client's own test data after it has trained it by itself, `times` as in a round."""
+        """Train a model alone for `times` rounds, and report its metrics on the client's own test data."""
         if has_local_privacy(self.privacy):
-            raise Refused("privacy", "how a model does that is fitted here is not told")
+            raise Refused("privacy", "metrics of fitted models are not reported")
         told = {k: v for k, v in request.config.items() if k not in ("times", "round")}
-        arrays, alone = request.arrays, Site(site.id, site.data, dict(site.state))  # what it keeps stays as it is
+        arrays, alone = request.arrays, Site(site.id, site.data, dict(site.state))  # a copy: the state must not change
         times = request.config.get("times", 0)
         if not isinstance(times, int) or not 0 <= times <= MOST_TIMES:
             raise Refused("told.times", f"it is {str(times)[:40]!r}, but must be a whole number up to {MOST_TIMES}")
@@ -137,7 +137,7 @@ class SignatureHandler:
         return Reply({}, metrics=found.metrics, n=found.n)
 
     def sign(self, request: Request, site: Site, made: Reply) -> Reply:
-        """What leaves the client: the signature, with noise if it asks for any."""
+        """The reply with the signature, and noise if it has an epsilon."""
         part, after = self.signature, to_dense(request.arrays, made.arrays)
         vector = part(request.arrays, after, find_last_layer(request.arrays))
         table = charge_signature(self.privacy, site, part) if has_local_privacy(self.privacy) else None
@@ -146,15 +146,15 @@ class SignatureHandler:
             vector = add_noise(vector, part.epsilon, part.clip, draw)
         if table is not None:
             site.state[RELEASES] = table
-        # Beside a noised signature nothing is told in clear, not even how many samples there are.
+        # With a noised signature nothing is sent in the clear, not even the number of samples.
         return Reply({}, {"signature": vector.astype(np.float32)}, {}, 1 if part.epsilon else made.n)
 
 
 def reply_or_failure(answer: Callable[[], Reply]) -> Reply | Failure:
-    """A client's answer, or why there is none."""
+    """A client's reply, or its failure."""
     try:
         return answer()
-    except Exception as error:  # it is this client's failure alone
+    except Exception as error:  # only this client fails
         return failure_of(error)
 
 
@@ -164,9 +164,9 @@ def has_local_privacy(privacy: Any) -> bool:
 
 
 def charge_signature(privacy: Any, site: Site, signature: Any) -> Any:
-    """The site's account with a signature in it; Refused if it cannot be, or the budget does not allow it."""
+    """The site's privacy account with a signature added; Refused without an account or above the budget."""
     if not isinstance(privacy, AtClient):
-        raise Refused("privacy", f"{privacy!r} keeps no account that a signature could be entered into")
+        raise Refused("privacy", f"{privacy!r} has no privacy account for signatures")
     return privacy.charge(site, noise_of(signature), 1.0, 1)
 
 

@@ -1,11 +1,11 @@
-"""What a client sends of its warm-up, by which it is grouped: a short vector instead of a model.
+"""Signatures: the short vector that a client sends of its warm-up, instead of a model, and by which it is grouped.
 
 All clients train the same test model, so what differs between them comes from their data. The last layer's bias moves
-up for classes a client holds and down for the others; labels that mean something else show in the last layer's
-weights; inputs that look different show only in the layers before it.
+up for classes a client has and down for the others; different meanings of labels show in the last layer's weights;
+different inputs show only in the layers before it.
 """
 
-# ruff: noqa: D102  # `__call__` is what the class says it is
+# ruff: noqa: D102  # `__call__` is documented by the class
 
 import math
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ DELTA = 1e-5
 
 @dataclass(frozen=True)
 class Bias:
-    """The change of the last layer's bias, as published: one number a class. It shows which classes a client holds.
+    """The change of the last layer's bias, as published: one number a class. It shows which classes a client has.
 
     A client with samples of class 1 alone moves the bias of class 1 up:
 
@@ -33,10 +33,10 @@ class Bias:
     """
 
     epsilon: float = 0.0  # of the noise added (0: none)
-    clip: float = 1.0  # longest vector that noise is made for
+    clip: float = 1.0  # longer vectors are scaled down to this length before noise is added
     repeatable: bool = False  # noise from the run's seed, which the server knows: for experiments only
-    directions = False  # whether lengths say nothing, and only directions are compared
-    trains = True  # whether it is of the test model, before and after training; else it is called with the samples
+    directions = False  # whether only directions are compared
+    trains = True  # whether it is of the model before and after training, and not of the samples
     array = "bias"  # of the last layer
 
     def __call__(self, before: Arrays, after: Arrays, head: str) -> Vector:
@@ -45,7 +45,7 @@ class Bias:
 
 @dataclass(frozen=True)
 class Weights(Bias):
-    """The change of the last layer's weights. It also shows labels that mean something else.
+    """The change of the last layer's weights. It also shows different meanings of labels.
 
     >>> before, after = {"head.weight": np.zeros((2, 2))}, {"head.weight": np.array([[1.0, 0.0], [0.0, -1.0]])}
     >>> Weights()(before, after, head="head")
@@ -58,7 +58,7 @@ class Weights(Bias):
 
 @dataclass(frozen=True)
 class Projection:
-    """A random projection of the whole update, each layer scaled to length one. It also shows unlike inputs.
+    """A random projection of the whole update, each layer scaled to length one. It also shows different inputs.
 
     Every number of the update is added, with a random sign, to one of `size` sums (a count sketch: Charikar, Chen and
     Farach-Colton, 2002), which keeps inner products up to an error of the order 1 / sqrt(size).
@@ -82,7 +82,7 @@ class Projection:
     def __call__(self, before: Arrays, after: Arrays, head: str) -> Vector:
         total = np.zeros(self.size)
         for name in sorted(before):
-            if before[name].dtype.kind == "f" and before[name].ndim > 1:  # biases have too much chance in them
+            if before[name].dtype.kind == "f" and before[name].ndim > 1:  # biases are too noisy
                 moved = array_change(before, after, name)
                 where, sign = buckets(name, len(moved), self.size)
                 length = float(np.linalg.norm(moved))
@@ -102,16 +102,15 @@ def array_change(before: Arrays, after: Arrays, name: str) -> Vector:
 
 @lru_cache(maxsize=64)
 def buckets(name: str, length: int, size: int) -> tuple[npt.NDArray[np.intp], Vector]:
-    """Which sum each number of a layer goes to and with which sign: the same for all clients and runs."""
+    """The bucket and the sign of each number of a layer, the same for all clients and runs."""
     draw = rng(0, 0, "sketch", f"{name} {length} {size}")
     return draw.integers(0, size, length), draw.choice([-1.0, 1.0], length)
 
 
 def add_noise(vector: Vector, epsilon: float, clip: float, draw: Draw, delta: float = DELTA) -> Vector:
-    """The vector, cut to length `clip`, with Gaussian noise that makes sending it (epsilon, delta)-private.
+    """The vector, clipped to length `clip`, with Gaussian noise that makes it (epsilon, delta)-private.
 
-    What is hidden is the whole client: any vector of that length could have been its own, so the sensitivity is
-    2 clip (local differential privacy).
+    This is local differential privacy: any vector of that length could be the client's, so the sensitivity is 2 clip.
     """
     length = float(np.linalg.norm(vector))
     short = vector * min(1.0, clip / length) if length > 0 else vector
@@ -119,12 +118,12 @@ def add_noise(vector: Vector, epsilon: float, clip: float, draw: Draw, delta: fl
 
 
 def noise_of(signature: Bias | Projection) -> float:
-    """The noise of a signature as an account enters it: its deviation over its sensitivity."""
+    """The noise multiplier of a signature: standard deviation over sensitivity."""
     return gaussian_sigma(signature.epsilon, DELTA, 1.0)
 
 
 def generator(repeatable: bool, seed: int, round: int, client: str) -> Draw:
-    """Where a client's noise comes from: the operating system, since who knows the seed could take it off again."""
+    """The source of a client's noise: the operating system, since the seed would reveal the noise."""
     return rng(seed, round, "signature", client) if repeatable else Secret()
 
 

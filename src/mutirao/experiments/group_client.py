@@ -1,6 +1,6 @@
-"""What a client does in groups: sign its warm-up, train its group's model, judge it, and take over a finished one.
+"""The client of the groups recipe: warm-up with a signature, training and evaluation of its group's model.
 
-A group's head may have fewer outputs than there are classes; the class map travels with the request, as
+The output layer of a group may have fewer outputs than there are classes. The request has the class map, such as
 `classes = "0,3"`: output 0 is class 0, output 1 is class 3.
 """
 
@@ -36,16 +36,16 @@ from mutirao.training.samples import Samples, own_test_samples
 from mutirao.training.torch_device import device_of
 from mutirao.training.trainer import Trainer
 
-OF_CLASSES = {"classes", "holdings"}  # settings of a request by which a client's answer depends on its classes
-TAKEN = "model."  # under which a site keeps the model it was handed
-CHUNK = 512  # samples judged at once
+OF_CLASSES = {"classes", "holdings"}  # settings of a request that make the reply depend on the client's classes
+TAKEN = "model."  # prefix of the model that a site keeps
+CHUNK = 512  # samples evaluated at once
 
 
 @dataclass(frozen=True)
 class GroupMember:
     """A handler for `warm`, `train`, `evaluate`, `take`, `choose`, `fit` and `probe`.
 
-    `trainers(outputs)` trains a head of that size.
+    `trainers(outputs)` trains a model with that many outputs.
     """
 
     trainers: Callable[[int], Trainer]
@@ -53,12 +53,12 @@ class GroupMember:
     signature: Any
     warm_epochs: int
     head: str
-    privacy: Any = NoPrivacy()  # what each client does for its own
-    hold: float = 0.0  # share of its training samples that a client keeps back, to say which model serves it best
+    privacy: Any = NoPrivacy()  # the client's own privacy mechanism
+    held_out_share: float = 0.0  # share of its training samples that a client holds out, to choose the served model
 
     @property
     def provides(self) -> frozenset[str]:
-        """What a member sends besides arrays; where it sees to its own privacy, only what it has spent."""
+        """What a client sends besides arrays; with local privacy only its spent budget."""
         private = SPENT | {"config:mu"} if self.private else self.trainers(self.classes).provides | {"evaluate"}
         return private | {SIGNS}
 
@@ -69,28 +69,28 @@ class GroupMember:
 
     @property
     def schedule(self) -> Schedule:
-        """How the rate of the groups' models goes from round to round."""
+        """The learning rate schedule of the groups' models."""
         return self.trainers(self.classes).schedule
 
     def __call__(self, request: Request, site: Site) -> Reply:
-        """The answer to one request."""
-        self.permit(request)
-        made = self.handler(request)(*self.inner(request, site)) if self.inside(request) else None
+        """The reply to one request."""
+        self.check_allowed(request)
+        made = self.handler(request)(*self.training_request(request, site)) if self.needs_training(request) else None
         return self.answer(request, site, made)
 
     def many(self, requests: Requests, sites: Sites) -> Outcomes:
-        """The same answers for many clients at once; those with heads of one size go through the engine together."""
+        """The same replies for many clients at once; models with equal outputs are trained together."""
         out: Outcomes = {}
         stacks: dict[tuple[str, int], dict[ClientId, tuple[Request, Site]]] = {}
         for c in sorted(requests):
             try:
-                self.permit(requests[c])
-                if self.inside(requests[c]):
+                self.check_allowed(requests[c])
+                if self.needs_training(requests[c]):
                     kind = (requests[c].do, len(class_map(requests[c].config, self.classes)))
-                    stacks.setdefault(kind, {})[c] = self.inner(requests[c], sites[c])
+                    stacks.setdefault(kind, {})[c] = self.training_request(requests[c], sites[c])
                 else:
                     out[c] = self.answer(requests[c], sites[c], None)
-            except Exception as error:  # it is this client's failure alone
+            except Exception as error:  # only this client fails
                 out[c] = failure_of(error)
         for stack in stacks.values():
             handler = self.handler(requests[next(iter(stack))])
@@ -101,53 +101,54 @@ class GroupMember:
                     out[c] = answer_or_failure(partial(self.answer, made=reply), requests[c], sites[c])
         return dict(sorted(out.items()))
 
-    def inside(self, request: Request) -> bool:
-        """Whether a request is for the trainer inside; a signature of the data alone needs no training."""
+    def needs_training(self, request: Request) -> bool:
+        """Whether a request is for the trainer; a signature of the data alone needs no training."""
         if request.do == "warm":
             return bool(self.signature.trains)
         return request.do in ("train", "probe") or (request.do == "fit" and bool(request.config.get(FIT_EPOCHS)))
 
-    def permit(self, request: Request) -> None:
-        """Refuse what would tell more of a client than its own privacy, or the noise on its signature, lets it."""
+    def check_allowed(self, request: Request) -> None:
+        """Refuse requests whose reply would disclose more than local privacy or the noise of signatures allows."""
         if (self.private or self.signature.epsilon) and request.config.keys() & OF_CLASSES:
-            raise Refused("privacy", "which classes a client holds is not told: use head=full")
+            raise Refused("privacy", "the classes of a client are not disclosed: use head=full")
         if not self.private:
             return
         if request.do not in ("warm", "train"):
             raise Refused("privacy", f"only noised updates and signatures leave, no answer to {request.do!r}")
         if request.do == "warm" and not self.signature.epsilon:
-            raise Refused("privacy", "a signature leaves only with noise, which signature.epsilon says how much of")
+            raise Refused("privacy", "signatures need noise with this privacy: set signature.epsilon")
 
     def check(self, arrays: Arrays, population: Mapping[ClientId, Any]) -> None:
-        """The first model against everybody's data; those of groups, which a run goes on with, have the same layers."""
+        """Check the initial model against all clients' data; the models of groups have the same layers."""
         trainer = self.trainers(self.classes)
         trainer.check(trainer.initial(0), population)
 
     def handler(self, request: Request) -> Any:
-        """Who trains the model of a request: for its head, and for as many epochs as a warm-up or a round takes."""
-        if request.do == "warm":  # of which only the signature leaves, with noise of its own
+        """The handler that trains the model of a request, with its outputs and epochs."""
+        if request.do == "warm":  # without privacy: only the signature leaves, with noise of its own
             return warm_up_trainer(self.trainers(self.classes), self.warm_epochs)
         return with_privacy(self.privacy, self.trainers(len(class_map(request.config, self.classes))))
 
-    def inner(self, request: Request, site: Site) -> tuple[Request, Site]:
-        """What the trainer is asked, and the client's own samples as that model names their classes."""
-        samples, names = Samples.of(site.data), class_map(request.config, self.classes)
+    def training_request(self, request: Request, site: Site) -> tuple[Request, Site]:
+        """The request to the trainer, and the client's samples with labels by the model's outputs."""
+        samples = Samples.of(site.data)
+        names = class_map(request.config, self.classes)
         if request.do != "warm":
-            samples = self.part(request, site)[0]
+            samples = self.split(request, site)[0]
             samples = relabel(samples, names, self.classes) if "classes" in request.config else samples
         plain = {k: v for k, v in request.config.items() if k not in OF_CLASSES | {"keep", FIT_EPOCHS}}
-        if request.do == "fit":  # from wherever the rate of rounds has gone to
+        if request.do == "fit":  # the initial rate, wherever the schedule is
             plain["lr"] = self.trainers(len(names)).lr
             plain["epochs"] = check_hyperparameter("epochs", request.config[FIT_EPOCHS])
         do = "train" if request.do in ("warm", "fit") else request.do
         return replace(request, do=do, config=plain), replace(site, data=samples)
 
-    def part(self, request: Request, site: Site) -> tuple[Samples, Samples]:
-        """The samples that a client trains on, and those that it keeps back."""
-        return split_held_out(Samples.of(site.data), self.hold, int(request.config.get("seed", 0)), site.id)
+    def split(self, request: Request, site: Site) -> tuple[Samples, Samples]:
+        """The samples that a client trains on, and those that it holds out."""
+        return split_held_out(Samples.of(site.data), self.held_out_share, int(request.config.get("seed", 0)), site.id)
 
     def answer(self, request: Request, site: Site, made: Reply | None) -> Reply:
-        """What leaves the client: of a warm-up only the signature, never the model."""
+        """The reply to the server: of a warm-up only the signature, never the model."""
         if request.do == "warm":
             return self.sign(request, site, made)
         if request.do == "fit":
@@ -165,11 +166,11 @@ class GroupMember:
         return Reply({}, metrics=metrics, n=max(1, used))
 
     def fit(self, request: Request, site: Site) -> Reply:
-        """How a model fitted to the client's own samples does on its test samples and on those kept back.
+        """The metrics of a model fitted to the client's own samples, on its test and held-out samples.
 
-        The model stays; if the request says `keep`, it is the one the client goes on with.
+        The model stays at the client, which keeps it if the request has `keep`.
         """
-        _, held = self.part(request, site)
+        _, held = self.split(request, site)
         metrics, used = self.evaluate(request, Samples.of(site.data), own_test_samples(site.data))
         if len(held):
             metrics["accuracy_held"] = self.evaluate(request, Samples.of(site.data), held)[0]["accuracy"]
@@ -178,8 +179,10 @@ class GroupMember:
         return Reply({}, metrics=metrics, n=max(1, used))
 
     def sign(self, request: Request, site: Site, made: Reply | None) -> Reply:
-        """The signature of a warm-up, or of the data; if asked, the classes held, but for a signature with noise."""
-        part, config, samples = self.signature, request.config, Samples.of(site.data)
+        """The signature of a warm-up, or of the data; without noise also the client's classes, if requested."""
+        part = self.signature
+        config = request.config
+        samples = Samples.of(site.data)
         vector = part(samples) if made is None else part(request.arrays, made.arrays, self.head)
         table = self.charge(site) if self.private else None
         if part.epsilon:
@@ -189,29 +192,30 @@ class GroupMember:
         if table is not None:
             site.state[RELEASES] = table
         if part.epsilon:
-            return Reply({}, extras, {}, 1)  # there is no noise on the number of samples
+            return Reply({}, extras, {}, 1)  # the number of samples would have no noise
         if config.get("holdings"):
             extras["holdings"] = classes_in(samples, self.classes).astype(np.uint8)
         return Reply({}, extras, {}, len(samples) if made is None else made.n)
 
     def choose(self, models: Arrays, samples: Samples) -> Reply:
-        """Which of several groups' models has the least mean loss on the samples to train on: its number alone."""
-        trainer, losses = self.trainers(self.classes), []
+        """The number of the group model with the least mean loss on the training samples."""
+        trainer = self.trainers(self.classes)
+        losses = []
         for group in sorted({name.partition("/")[0] for name in models}):
             outputs, y = outputs_of(trainer.fill(part_of(models, group)).eval(), samples)
             losses.append(float(functional.cross_entropy(outputs, torch.from_numpy(y))))
         return Reply({}, {"choice": np.array([np.argmin(losses)], np.int64)}, {}, len(samples))
 
     def charge(self, site: Site) -> Releases:
-        """The site's account with a signature in it; Refused if it cannot be, or the budget does not allow it."""
+        """The site's privacy account with a signature added; Refused without an account or above the budget."""
         if not isinstance(self.privacy, AtClient):
-            raise Refused("privacy", f"{self.privacy!r} keeps no account that a signature could be entered into")
+            raise Refused("privacy", f"{self.privacy!r} has no privacy account for signatures")
         return self.privacy.charge(site, noise_of(self.signature), 1.0, 1)
 
     def evaluate(self, request: Request, train: Samples, test: Samples) -> tuple[dict[str, float], int]:
-        """Loss and accuracy on the client's own test samples; `accuracy_known` when only classes it holds may be named.
+        """Loss and accuracy on the client's own test samples; `accuracy_known` among its own classes alone.
 
-        A label that the head does not have counts as wrong, and is not in the loss: how many are in it is told, too.
+        A label that the model does not have counts as wrong and is not in the loss, whose number of labels is returned.
         """
         names = np.array(class_map(request.config, self.classes))
         model = self.trainers(len(names)).fill(request.arrays).eval()
@@ -234,7 +238,7 @@ class GroupMember:
     def predictions(
         self, run: Run, samples: Samples
     ) -> tuple[dict[str, npt.NDArray[np.float64]], dict[str, list[int]]]:
-        """What the model of each group says of samples, as probabilities, and its class map: what `combine` takes."""
+        """Class probabilities by each group's model, and the class maps: the arguments of `combine`."""
         state = Grouping.from_memory(run.memory)
         if state is None:
             raise ValueError("the run has formed no groups yet")
@@ -247,58 +251,60 @@ class GroupMember:
 
 @lru_cache(maxsize=8)
 def with_privacy(privacy: Any, trainer: Trainer) -> Any:
-    """The trainer with the client's privacy around it; kept, because some of it takes long to make."""
+    """The trainer with the client's privacy; cached, because some mechanisms take long to build."""
     return privacy.at_client(trainer)
 
 
 @lru_cache(maxsize=8)
 def warm_up_trainer(trainer: Trainer, epochs: int) -> Trainer:
-    """The trainer of the test model, at one rate whenever it is asked; kept, because it keeps what it has prepared."""
+    """The trainer of the test model, with a constant rate; cached with what it has prepared."""
     return replace(trainer, epochs=epochs, schedule=Constant())
 
 
 def class_map(config: Mapping[str, Scalar], classes: int) -> list[int]:
-    """Which class each output stands for."""
+    """The class of each output."""
     text = str(config.get("classes", ""))
     return [int(c) for c in text.split(",")] if text else list(range(classes))
 
 
 def relabel(samples: Samples, names: list[int], classes: int) -> Samples:
-    """The samples whose classes a head has, labelled by its outputs."""
-    y, index = outputs_for(samples.y, tuple(names), classes), samples.index
+    """The samples of the model's classes, labelled by its outputs."""
+    y = outputs_for(samples.y, tuple(names), classes)
+    index = samples.index
     rows = np.arange(len(samples)) if index is None else index
     return Samples(samples.x, y, rows[y.numpy()[rows] >= 0])
 
 
 @lru_cache(maxsize=64)
 def outputs_for(y: Tensor, names: tuple[int, ...], classes: int) -> Tensor:
-    """Labels as outputs of a head, -1 where it has none; made once for a storage that clients share."""
+    """Labels as outputs of a model, -1 for other classes; computed once for a storage that clients share."""
     place = torch.full((classes,), -1, dtype=torch.int64)
     place[list(names)] = torch.arange(len(names))
     return place[y]
 
 
 def split_held_out(samples: Samples, share: float, seed: int, client: ClientId) -> tuple[Samples, Samples]:
-    """The samples, and a share of them drawn by lot that is not trained on; of two at least one is left."""
+    """Training samples and a random held-out share; at least one sample is left for training."""
     count = min(math.ceil(share * len(samples)), len(samples) - 1)
     if count <= 0:
         return samples, samples.first(0)
     rows = np.arange(len(samples)) if samples.index is None else samples.index
-    drawn = rng(seed, 0, "held back", client).permutation(len(rows))
-    kept, held = (Samples(samples.x, samples.y, rows[np.sort(some)]) for some in (drawn[count:], drawn[:count]))
-    return kept, held
+    order = rng(seed, 0, "held back", client).permutation(len(rows))
+    train = Samples(samples.x, samples.y, rows[np.sort(order[count:])])
+    held_out = Samples(samples.x, samples.y, rows[np.sort(order[:count])])
+    return train, held_out
 
 
 def classes_in(samples: Samples, classes: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which classes the samples have."""
+    """The mask of the classes that occur in the samples."""
     y = samples.y.numpy() if samples.index is None else samples.y.numpy()[samples.index]
     return np.bincount(y, minlength=classes) > 0
 
 
 def outputs_of(model: nn.Module, samples: Samples) -> tuple[Tensor, np.ndarray[Any, Any]]:
-    """What a model says of each sample, and the labels."""
+    """The outputs of a model for each sample, and the labels."""
     if not len(samples):
-        raise ValueError("has no samples to judge by")
+        raise ValueError("has no samples to evaluate on")
     place = device_of(model)
     with one_thread(), torch.inference_mode():
         batches = [samples.batch(np.arange(i, min(i + CHUNK, len(samples)))) for i in range(0, len(samples), CHUNK)]
@@ -308,7 +314,7 @@ def outputs_of(model: nn.Module, samples: Samples) -> tuple[Tensor, np.ndarray[A
 
 
 def last_layer(model: nn.Module) -> str:
-    """The name of the last dense layer, whose bias and weights are a signature."""
+    """The name of the last dense layer, whose bias and weights give signatures."""
     names = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
     if not names:
         raise ValueError("the model has no dense layer at its end, so clients cannot be grouped by it")

@@ -19,19 +19,19 @@ class Config(Common):
     batch_size: int = setting(50, "samples a step", low=1)
     lr: float = setting(0.01, "learning rate of the clients", low=1e-12)
     data: str = setting("synthetic", DATA)
-    partition: Part = setting(Part("dirichlet", {"alpha": 0.5}), "how samples are dealt to clients")
+    partition: Part = setting(Part("dirichlet", {"alpha": 0.5}), "how samples are partitioned among clients")
     model: str = setting("cnn", "the network: cnn is the papers', small has a tenth of its size", choices=NETWORK_NAMES)
     judge_by: str = setting("test", EVALUATION_HELP, choices=EVALUATION_SPLITS)
 
 
 def task(config: Config) -> Task:
-    """Training images dealt to the clients; the test images, which nobody trains on, judge the model."""
-    dealt = partition_labelled(config, judge_by=config.judge_by)
+    """Training images partitioned among clients; the model is evaluated on the test images."""
+    partitioned = partition_labelled(config, judge_by=config.judge_by)
 
     from mutirao.systems.images.networks import make_network
 
-    data = dealt.data
-    return dealt.task(config, lambda: make_network(config.model, data.shape, 64, len(data.names)))
+    data = partitioned.data
+    return partitioned.task(config, lambda: make_network(config.model, data.shape, 64, len(data.names)))
 
 
 recipe = Recipe(Config, task)

@@ -1,4 +1,4 @@
-"""Handwritten digits on fifty clients that hold different digits: the whole idea in under a minute."""
+"""Handwritten digits on fifty clients that have different digits: federated learning in under a minute."""
 
 from dataclasses import dataclass
 
@@ -17,19 +17,21 @@ class Config(Common):
     epochs: int = setting(5, "epochs: passes over its data a client makes in a round", low=1)
     batch_size: int = setting(16, "samples a step", low=1)
     data: str = setting("digits", DATA)
-    partition: Part = setting(Part("dirichlet", {"alpha": 0.3}), "how samples are dealt to clients")
+    partition: Part = setting(Part("dirichlet", {"alpha": 0.3}), "how samples are partitioned among clients")
     hidden: int = setting(64, "width of the hidden layer, for rows of numbers", low=1)
     judge_by: str = setting("test", EVALUATION_HELP, choices=EVALUATION_SPLITS)
 
 
 def task(config: Config) -> Task:
-    """Samples dealt to the clients with skewed labels; a network by their shape, dense for digits."""
-    dealt = partition_labelled(config, judge_by=config.judge_by)
+    """Samples partitioned with skewed labels; the network depends on their shape, dense for digits."""
+    partitioned = partition_labelled(config, judge_by=config.judge_by)
 
-    from mutirao.systems.images.networks import make_network  # late: a mistyped setting is told without torch
+    from mutirao.systems.images.networks import (
+        make_network,
+    )  # late: a mistyped setting is reported without importing torch
 
-    data = dealt.data
-    return dealt.task(config, lambda: make_network("small", data.shape, config.hidden, len(data.names)))
+    data = partitioned.data
+    return partitioned.task(config, lambda: make_network("small", data.shape, config.hidden, len(data.names)))
 
 
 recipe = Recipe(Config, task)

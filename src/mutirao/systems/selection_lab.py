@@ -1,6 +1,7 @@
-"""Client selection: who takes part in a round, and what that does to accuracy, fairness and cost.
+"""Client selection: its effect on accuracy, fairness and cost.
 
-Clients hold equally many samples of skewed classes, and each is judged by test samples of its own classes, too.
+Clients have equally many samples of skewed classes; the model is also evaluated on test samples of each client's own
+classes.
 """
 
 from dataclasses import dataclass, replace
@@ -29,15 +30,15 @@ class Config(Common):
     batch_size: int = setting(10, "samples a step", low=1)
     lr: float = setting(0.03, "learning rate of the clients", low=1e-12)
     data: str = setting("digits", DATA)
-    partition: Part = setting(Part("dirichlet", {"alpha": 0.5}), "how samples are dealt; dirichlet: equally many each")
+    partition: Part = setting(Part("dirichlet", {"alpha": 0.5}), "how samples are partitioned; dirichlet: equal sizes")
     partition_seed: int = setting(42, "seed of the partition (-1: that of the run)", low=-1)
-    select: Part = setting(Part("aoiu"), "who takes part in a round")
+    select: Part = setting(Part("aoiu"), "client selection policy")
     model: str = setting("auto", "the network: by the data, or one by name", choices=("auto", "mlp", *NETWORK_NAMES))
     own_test: int = setting(100, "most test samples of a client, of its own classes", low=1)
     judge_by: str = setting("test", EVALUATION_HELP, choices=EVALUATION_SPLITS)
 
 
-# What is no labelled set here and has a recipe of its own: files it is known by, the names of embedded ones.
+# Data for other recipes: the files by which they are recognised, and the names of embedded sets.
 OTHERS = {
     "tabular": ("breast_cancer", "wine", "diabetes"),
     "ranking": ("Fold1", "Data/Fold1", "QueryLevelNorm", "train.txt", "rank.train", "letor.txt"),
@@ -46,20 +47,25 @@ OTHERS = {
 
 
 def refuse_others(data: str) -> None:
-    """Name the recipe of data that this one does not read; policies and figures of participation go with them all."""
+    """Refuse data of another recipe by naming it; selection policies work with all recipes."""
     path = Path(data).expanduser()
     for name, signs in OTHERS.items():
         if data in signs or (path.is_dir() and any((path / sign).exists() for sign in signs)):
             right = f"mutirao run {name} --set data={data} --set select=aoiu"
-            raise ConfigError(f"data: {data!r} is for the recipe {name}, where every policy goes, too: {right}")
+            raise ConfigError(
+                f"data: {data!r} is for the recipe {name}, which has the same selection policies: {right}"
+            )
 
 
 def task(config: Config) -> Task:
-    """Samples dealt to the clients; the test set judges the model for all, and for each client by its own classes."""
+    """Partitioned samples; the model is evaluated on the test set, and on test samples like each client's own."""
     refuse_others(config.data)
-    seed, split = (config.partition_seed,) * 2 if config.partition_seed >= 0 else (config.seed, 0)
-    dealt = partition_labelled(config, seed, config.own_test, equal=True, judge_by=config.judge_by, split=split)
-    shape, outputs = dealt.data.shape, len(dealt.data.names)
+    seed = config.seed
+    split = 0
+    if config.partition_seed >= 0:
+        seed = split = config.partition_seed
+    partitioned = partition_labelled(config, seed, config.own_test, equal=True, judge_by=config.judge_by, split=split)
+    shape, outputs = partitioned.data.shape, len(partitioned.data.names)
     if len(shape) == 1 and config.model in NETWORK_NAMES:
         raise ConfigError(
             f"model: {config.model} is for pictures, {config.data!r} has rows of numbers; use mlp or auto"
@@ -71,12 +77,12 @@ def task(config: Config) -> Task:
     from mutirao.training.engine.batched_evaluation import map_batches
 
     name = "cnn" if config.model == "auto" else config.model
-    judged = dealt.task(config, lambda: make_network(name, shape, 64, outputs))
-    trainer: Any = judged.handler
-    test, own = dealt.test, dealt.own
+    task = partitioned.task(config, lambda: make_network(name, shape, 64, outputs))
+    trainer: Any = task.handler
+    test, own = partitioned.test, partitioned.own_tests
 
-    def own_accuracies(arrays: Arrays) -> list[float]:  # of test samples that look different to each client
-        clients: Any = judged.population
+    def own_accuracies(arrays: Arrays) -> list[float]:  # with each client's noise on its test samples
+        clients: Any = task.population
         return [trainer.evaluate(arrays, clients[name].test)["accuracy"] for name in clients]
 
     def evaluate(arrays: Arrays) -> dict[str, float]:
@@ -85,7 +91,7 @@ def task(config: Config) -> Task:
 
         seen = map_batches(trainer, arrays, test, look)
         right = np.concatenate([r for _, r in seen])
-        by_client = np.sort([right[rows].mean() for rows in own] if not dealt.noise else own_accuracies(arrays))
+        by_client = np.sort([right[rows].mean() for rows in own] if not partitioned.noise else own_accuracies(arrays))
         return {
             "accuracy": float(right.mean()),
             "loss": sum(loss for loss, _ in seen) / len(test),
@@ -94,7 +100,7 @@ def task(config: Config) -> Task:
         }
 
     metrics = ("accuracy", "loss", "accuracy_own", "accuracy_worst_decile")
-    return replace(judged, evaluate=evaluate, metrics=metrics)
+    return replace(task, evaluate=evaluate, metrics=metrics)
 
 
 recipe = Recipe(Config, task)

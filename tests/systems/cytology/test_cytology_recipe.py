@@ -148,7 +148,7 @@ def test_hospitals_tell_the_figures_of_the_test_set_of_what_they_keep_back(feder
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"validation": 0.0}, "judge_by=vali: .* validation=0 keeps nothing; use validation=0.2"),
+        ({"validation": 0.0}, "judge_by=vali: .* validation=0 holds out nothing; use validation=0.2"),
         (
             {"privacy": "local"},
             "judge_by=vali: .* with privacy=local nothing but updates may leave them; use privacy=none",

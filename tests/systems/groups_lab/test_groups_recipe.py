@@ -149,5 +149,5 @@ def test_real_pictures_give_one_five_and_two_groups(
 @pytest.mark.parametrize("aggregate", ["scaffold", "feddyn"])
 def test_what_clients_keep_for_a_group_does_not_outlive_it(aggregate: str, tmp_path: Path) -> None:
     settings = {"clients": 10, "aggregate": aggregate, "regroup": 2, "rounds": 3}
-    with pytest.raises(ConfigError, match=f"aggregate={aggregate}: what clients keep .* use regroup=0"):
+    with pytest.raises(ConfigError, match=f"aggregate={aggregate}: clients keep a state .* use regroup=0"):
         execute("groups", settings, tmp_path / "run")

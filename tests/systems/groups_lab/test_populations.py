@@ -53,7 +53,7 @@ def test_test_samples_have_the_clients_own_mix_and_its_own_names() -> None:
     assert np.bincount(labels[kept], minlength=4).tolist() == [0, 30, 0, 10]
     x, y = draw.normal(size=(400, 4)).astype(np.float32), labels
     parts = [np.arange(0, 400, 2), np.arange(1, 400, 2)]
-    clients = make_clients("permuted", (x, y), (x, y), parts, [0, 1], seed=0, most=50, judge=40)
+    clients = make_clients("permuted", (x, y), (x, y), parts, [0, 1], seed=0, most=50, most_tests=40)
     assert [len(c.train) for c in clients.values()] == [50, 50]
     second = clients["c1"]
     renaming = {int(a): int(b) for a, b in zip(y[second.train.index], second.train.y[second.train.index], strict=True)}
@@ -66,7 +66,7 @@ def test_clients_with_the_same_classes_belong_together() -> None:
     labels = np.array([0, 0, 1, 1, 2, 2])
     parts = [np.array([0, 2]), np.array([4]), np.array([1, 3]), np.array([5])]
     assert true_groups(parts, labels) == [0, 1, 0, 1]
-    with pytest.raises(ConfigError, match="3 clients cannot be of 4 populations"):
+    with pytest.raises(ConfigError, match="3 clients cannot form 4 populations"):
         draw_populations(3, 4, np.random.default_rng(0))
-    with pytest.raises(ConfigError, match="3 classes cannot be dealt to 4"):
+    with pytest.raises(ConfigError, match="3 classes cannot be assigned to 4"):
         partition_populations("skewed", labels, np.arange(4), np.random.default_rng(0))

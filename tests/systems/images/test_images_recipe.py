@@ -249,7 +249,10 @@ def test_sets_of_arrays_are_dealt_to_virtual_clients(home: Path) -> None:
         ({"classes": "bird,dog"}, "lacks"),
         ({"data": "nowhere"}, "there is no folder nowhere"),
         ({"clients": 999}, "too few for 999 clients"),
-        ({"judge_by": "vali", "validation": 0.0}, "judge_by=vali: .* validation=0 keeps nothing; use validation=0.2"),
+        (
+            {"judge_by": "vali", "validation": 0.0},
+            "judge_by=vali: .* validation=0 holds out nothing; use validation=0.2",
+        ),
         ({"judge_by": "vali", "privacy": "local"}, "judge_by=vali: .* with privacy=local they tell nothing"),
         ({"judge_by": "vali", "privacy": "dpsgd"}, "judge_by=vali: .* with privacy=dpsgd they tell nothing"),
         ({"judge_by": "vali", "secure": "secagg+"}, "judge_by=vali: .* with secure=secagg.* tell nothing"),

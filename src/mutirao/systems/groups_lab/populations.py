@@ -1,4 +1,4 @@
-"""Hidden populations for simulations: clients of one are alike, those of two differ in labels, meanings or inputs."""
+"""Hidden populations for simulations: populations differ in their labels, the meaning of labels, or inputs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,16 +21,16 @@ OWN = 0.8  # part of a skewed population's samples that are of its own classes
 def draw_populations(clients: int, populations: int, draw: np.random.Generator) -> npt.NDArray[np.intp]:
     """The population of each client, all of the same size up to one."""
     if not 1 <= populations <= clients:
-        raise ConfigError(f"populations: {clients} clients cannot be of {populations} populations")
+        raise ConfigError(f"populations: {clients} clients cannot form {populations} populations")
     return draw.permutation(np.arange(clients) % populations)
 
 
 def partition_populations(
     kind: str, labels: Array, population: npt.NDArray[np.intp], draw: np.random.Generator, own: float = OWN
 ) -> list[Indices]:
-    """Samples dealt to clients: alike, or skewed so that each population has mostly classes of its own.
+    """Partition samples: IID, or skewed so that each population has mostly classes of its own.
 
-    The classes are dealt into one set a population; of a class, `own` goes to the clients of its population and the
+    Each class is assigned to one population; of a class, `own` goes to the clients of its population and the
     rest to all others, evenly.
     """
     clients = len(population)
@@ -39,12 +39,13 @@ def partition_populations(
     kinds = np.unique(labels)
     count = int(population.max()) + 1
     if len(kinds) < count:
-        raise ConfigError(f"populations: {len(kinds)} classes cannot be dealt to {count} populations")
+        raise ConfigError(f"populations: {len(kinds)} classes cannot be assigned to {count} populations")
     home = dict(zip(draw.permutation(kinds).tolist(), (np.arange(len(kinds)) % count).tolist(), strict=True))
     parts: list[list[Indices]] = [[] for _ in range(clients)]
     for c in kinds:
         samples = draw.permutation(np.flatnonzero(labels == c))
-        mine, others = np.flatnonzero(population == home[c]), np.flatnonzero(population != home[c])
+        mine = np.flatnonzero(population == home[c])
+        others = np.flatnonzero(population != home[c])
         cut = round(own * len(samples)) if len(others) else len(samples)
         for who, some in ((mine, samples[:cut]), (others, samples[cut:])):
             for client, share in zip(draw.permutation(who), np.array_split(some, max(1, len(who))), strict=False):
@@ -53,9 +54,9 @@ def partition_populations(
 
 
 def view(kind: str, x: Array, y: Array, population: int, populations: int, renaming: Indices) -> tuple[Array, Array]:
-    """The samples as a population sees them: its classes by other names, or its pictures turned; the first as they are.
+    """The samples of a population: with permuted classes, or rotated pictures; those of the first are unchanged.
 
-    Population g of G turns its pictures by 360 g / G degrees about their middle.
+    Population g of G rotates its pictures by 360 g / G degrees about their centre.
     """
     if kind == "permuted" and population:
         return x, renaming[y]
@@ -65,7 +66,7 @@ def view(kind: str, x: Array, y: Array, population: int, populations: int, renam
 
 
 def turn(x: Array, degrees: float) -> Array:
-    """Pictures turned about their middle; what comes in at the corners is the picture mirrored."""
+    """Pictures rotated about their centre; the corners are filled by reflection."""
     from scipy.ndimage import rotate
 
     side = round(x.shape[1] ** 0.5)
@@ -77,7 +78,7 @@ def turn(x: Array, degrees: float) -> Array:
 
 
 def true_groups(parts: Sequence[Indices], labels: Array) -> list[int]:
-    """The partition by the sets of classes clients hold: clients with the same set belong together."""
+    """Groups by the sets of classes that clients have: clients with the same set are one group."""
     sets = [tuple(np.unique(labels[p]).tolist()) for p in parts]
     order = {s: i for i, s in enumerate(sorted(set(sets)))}
     return [order[s] for s in sets]
@@ -91,26 +92,31 @@ def make_clients(
     truth: Sequence[int],
     seed: int,
     most: int = 0,
-    judge: int = 500,
-    sees: Callable[[int, Array], Array] = lambda i, x: x,
+    most_tests: int = 500,
+    with_noise_of: Callable[[int, Array], Array] = lambda i, x: x,
 ) -> dict[ClientId, ClientData]:
-    """What each client holds: its part of the training set, at most `most` of it, and at most `judge` test samples.
+    """The data of each client: at most `most` samples of its part, and at most `most_tests` test samples.
 
-    A client's test samples have its own mix of classes, and what is changed for its population is changed for both.
-    `sees(i, x)` are test inputs as client i has them, where those that it trains on look different.
+    A client's test samples have its own class distribution, and its population changes training and test samples alike.
+    `with_noise_of(i, x)` are test inputs with the noise of client i, if the partition has noise.
     """
-    (x, y), (x_test, y_test), populations = train, test, max(truth) + 1
-    held, named = (x.copy(), y.copy()) if kind in ("permuted", "rotated") else (x, y)
+    x, y = train
+    x_test, y_test = test
+    populations = max(truth) + 1
+    changes = kind in ("permuted", "rotated")
+    x_all = x.copy() if changes else x
+    y_all = y.copy() if changes else y
     renamings = [rng(seed, 0, "renaming", str(g)).permutation(int(y.max()) + 1) for g in range(populations)]
-    rows, judges = {}, {}
+    rows = {}
+    tests = {}
     for i, (part, group) in enumerate(zip(parts, truth, strict=True)):
         name = f"c{i:0{len(str(len(parts) - 1))}d}"
         draw = rng(seed, 0, "samples", name)
         rows[name] = mine = np.sort(draw.permutation(part)[:most]) if most else part
-        kept = sample_like(y_test, y[mine], largest_similar_size(y_test, y[mine], judge), draw)
+        kept = sample_like(y_test, y[mine], largest_similar_size(y_test, y[mine], most_tests), draw)
         seen = group, populations, renamings[group]
-        if held is not x:
-            held[mine], named[mine] = view(kind, x[mine], y[mine], *seen)
-        judges[name] = Samples(*view(kind, sees(i, x_test[kept]), y_test[kept], *seen))
-    whole = Samples(held, named)
-    return {c: ClientData(Samples(whole.x, whole.y, index), judges[c]) for c, index in rows.items()}
+        if changes:
+            x_all[mine], y_all[mine] = view(kind, x[mine], y[mine], *seen)
+        tests[name] = Samples(*view(kind, with_noise_of(i, x_test[kept]), y_test[kept], *seen))
+    whole = Samples(x_all, y_all)
+    return {c: ClientData(Samples(whole.x, whole.y, index), tests[c]) for c, index in rows.items()}

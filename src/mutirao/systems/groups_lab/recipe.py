@@ -1,4 +1,4 @@
-"""Client groups: find who is alike by one short warm-up, train one model a group, keep liars out, let newcomers in."""
+"""Client groups: cluster clients by a short warm-up, train one model for each group, filter out Byzantine clients."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class Config(Common):
     lr: float = setting(0.05, "learning rate of the clients", low=1e-12)
     momentum: float = setting(0.9, "momentum of the clients' SGD", low=0, high=1)
     data: str = setting("digits", DATA)
-    partition: Part = setting(Part("by_class", {"classes": 2}), "how samples are dealt to clients")
+    partition: Part = setting(Part("by_class", {"classes": 2}), "how samples are partitioned among clients")
     hidden: str = setting("none", "hidden populations instead of a partition", choices=HIDDEN)
     populations: int = setting(5, "how many hidden populations", low=1)
     model: str = setting("small", f"the network for pictures ({', '.join(NETWORK_NAMES)}), or package.module:function")
@@ -66,8 +66,8 @@ class Config(Common):
         "outputs of a group's model: its classes, if a warm-up tells them, or all",
         choices=("reduced", "full"),
     )
-    attack: Part = setting(Part("none", home="mutirao.robustness.attacks"), "what liars do, in simulation")
-    liars: float = setting(0.3, "share of each true group that lies, if there is an attack", low=0, high=1)
+    attack: Part = setting(Part("none", home="mutirao.robustness.attacks"), "what Byzantine clients do, in simulation")
+    liars: float = setting(0.3, "share of Byzantine clients in each true group, with an attack", low=0, high=1)
     founders: int = setting(0, "clients to wait for before groups are formed (0: all); later ones are admitted", low=0)
     stable: int = setting(0, "evaluations without gain after which a group stops (0: never)", low=0)
     references: int = setting(
@@ -76,7 +76,7 @@ class Config(Common):
     alone_epochs: int = setting(
         0, "most epochs for which a client trains alone as a baseline (0: as many as in the run)", low=0
     )
-    serve: str = setting("auto", "what clients get: what serves them best by what they kept back, or", choices=SERVES)
+    serve: str = setting("auto", "the model clients get: auto (best on held-out samples), or", choices=SERVES)
     hold: float = setting(
         0.1, "share of its samples a client holds out to choose by, with cluster=auto", low=0, high=0.5
     )
@@ -84,7 +84,7 @@ class Config(Common):
 
 
 def split(config: Config, data: Labelled) -> tuple[list[Any], list[int]]:
-    """The samples of each client, and the true group of each: its hidden population, or the classes it holds."""
+    """The samples of each client, and its true group: by its hidden population, or by its classes."""
     from mutirao.systems.groups_lab.populations import draw_populations, partition_populations, true_groups
 
     draw, y = rng(config.seed, 0, "partition"), data.y_train
@@ -96,7 +96,7 @@ def split(config: Config, data: Labelled) -> tuple[list[Any], list[int]]:
 
 
 def task(config: Config) -> Task:
-    """Clients of groups that the server has to find, each with test samples like its own."""
+    """Clients of hidden groups, each with test samples of its own distribution."""
     from torch import nn
 
     from mutirao.experiments.group_client import GroupMember, last_layer
@@ -108,15 +108,20 @@ def task(config: Config) -> Task:
     check_head(config)
     check_network(config.model)
     data = load_for_evaluation(config.data, config.seed, config.judge_by)
-    x, y, test = data.x_train, data.y_train, (data.x_test, data.y_test)
+    x = data.x_train
+    y = data.y_train
+    test = data.x_test, data.y_test
     parts, truth = split(config, data)
     noise = (
         noise_levels(config.partition.name, config.partition.settings, len(parts)) if config.hidden == "none" else ()
     )
-    x, sees = disturb_rows(noise, config.seed, parts, x), partial(disturb_test, noise, config.seed)
-    most, judge = config.samples, config.judge_samples
-    clients = make_clients(config.hidden, (x, y), test, parts, truth, config.seed, most, judge, sees)
-    classes, groups = len(data.names), dict(zip(clients, truth, strict=True))
+    x = disturb_rows(noise, config.seed, parts, x)
+    with_noise_of = partial(disturb_test, noise, config.seed)
+    clients = make_clients(
+        config.hidden, (x, y), test, parts, truth, config.seed, config.samples, config.judge_samples, with_noise_of
+    )
+    classes = len(data.names)
+    groups = dict(zip(clients, truth, strict=True))
 
     def network(outputs: int) -> nn.Module:
         if len(data.shape) == 1 or is_dotted(config.model):
@@ -125,18 +130,23 @@ def task(config: Config) -> Task:
 
     trainers = cache(lambda outputs: Trainer.of(config, lambda: network(outputs)))
     head = last_layer(trainers(classes).thread_module())
-    signature, privacy = signature_of(config), build("privacy", config.privacy)
+    signature = signature_of(config)
+    privacy = build("privacy", config.privacy)
     hold = config.hold if holds_out_samples(config) else 0.0
     member = GroupMember(trainers, classes, signature, config.warm_epochs, head, privacy, hold)
-    liars = malicious_among(groups, config.liars, config.seed) if config.attack.name != "none" else frozenset()
-    clear = config.hidden != "none" or config.partition.name in ("iid", "by_class")  # else there is no one true answer
-    left = {c: clients[c] for c in clients if c not in parse_names(config.exclude)}
-    around, drift = DriftContext(left, config.seed, classes), build("drift", config.drift)
-    knows = GroundTruth(
-        member, liars, groups if clear else None, lambda round: groups_after(drift, groups, round, around)
+    malicious = malicious_among(groups, config.liars, config.seed) if config.attack.name != "none" else frozenset()
+    clear = config.hidden != "none" or config.partition.name in (
+        "iid",
+        "by_class",
+    )  # otherwise true groups are not unique
+    remaining = {c: clients[c] for c in clients if c not in parse_names(config.exclude)}
+    context = DriftContext(remaining, config.seed, classes)
+    drift = build("drift", config.drift)
+    simulated = GroundTruth(
+        member, malicious, groups if clear else None, lambda round: groups_after(drift, groups, round, context)
     )
     return Task(
-        handler=Attacked(member, liars, build("attack", config.attack), poison) if liars else member,
+        handler=Attacked(member, malicious, build("attack", config.attack), poison) if malicious else member,
         population=clients,
         initial=lambda: trainers(classes).initial(config.seed),
         directions=directions_of("accuracy"),
@@ -144,7 +154,7 @@ def task(config: Config) -> Task:
         noise=noise,
         basis=lambda: {"data": data.digest},
         opinions=lambda run, samples: member.predictions(run, samples)[0],
-        knows=knows,
+        knows=simulated,
         exhibits=Exhibits(
             pictures={
                 "partition.png": Picture("partition", lambda run: describe(y, parts)),
@@ -153,7 +163,7 @@ def task(config: Config) -> Task:
             },
             files=FILES,
             findings=lambda run: {
-                **summarise_groups(run, knows.truth_at(run.round)),
+                **summarise_groups(run, simulated.truth_at(run.round)),
                 **references_in(run),
                 **group_settings_in(run, config),
             },
@@ -163,49 +173,50 @@ def task(config: Config) -> Task:
 
 
 def start_of(seed: int, which: int) -> int:
-    """The seed of the common first model, or of another one."""
+    """The seed of the common initial model, or of another one."""
     return derive_seed(seed, 0, f"start {which}") if which else seed
 
 
 def holds_out_samples(config: Config) -> bool:
-    """Whether clients keep samples back to choose how they are served: those of `auto`, if their data stay the same."""
-    may = has_references(config) and config.serve == "auto" and config.cluster.name == "auto"
-    return may and config.hold > 0 and config.drift.name == "none"
+    """Whether clients hold out samples to choose the served model: with `auto`, if their data do not drift."""
+    chooses = has_references(config) and config.serve == "auto" and config.cluster.name == "auto"
+    return chooses and config.hold > 0 and config.drift.name == "none"
 
 
 def check_head(config: Config) -> None:
-    """Refuse heads that tell which classes clients hold where nothing may leave that is not noised or summed."""
+    """Refuse reduced heads, which disclose the classes of clients, where only noised values or sums may leave them."""
     if config.head == "full":
         return
     if signature_of(config).epsilon:
         raise ConfigError(
-            f"signature.epsilon: with head={config.head} clients tell in clear which classes they hold, which undoes "
-            "the noise; use head=full"
+            f"signature.epsilon: head={config.head} discloses the classes of clients, which undoes the noise; "
+            "use head=full"
         )
     if config.secure.name != "none":
         raise ConfigError(
-            f"secure={config.secure.name}: head={config.head} tells which classes a client holds; use full"
+            f"secure={config.secure.name}: head={config.head} discloses the classes of a client; use head=full"
         )
 
 
 @dataclass(frozen=True)
 class GroundTruth:
-    """What only a simulation knows of its clients."""
+    """What only a simulation knows about its clients."""
 
     member: Any  # a Member
-    liars: frozenset[ClientId]
-    truth: dict[ClientId, int] | None  # as the run begins; None: there is no one true answer
-    later: Callable[[int], dict[ClientId, int] | None] = lambda round: None  # and in a round, if data drift
+    malicious: frozenset[ClientId]
+    truth: dict[ClientId, int] | None  # before drift; None: not unique
+    later: Callable[[int], dict[ClientId, int] | None] = lambda round: None  # in a round, with drift
 
     def truth_at(self, round: int) -> dict[ClientId, int] | None:
-        """Who is alike by that round, if that is known."""
+        """The true group of each client in that round, if known."""
         return None if self.truth is None else self.later(round)
 
 
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     """Form groups, then make rounds of all of them at once."""
-    knows, member = task.knows, task.knows.member
-    kind = GroupOptions(
+    truth = task.knows
+    member = truth.member
+    options = GroupOptions(
         model=lambda outputs, which=0: member.trainers(outputs).initial(start_of(config.seed, which)),
         head=member.head,
         classes=member.classes,
@@ -214,28 +225,28 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         initial_clients=config.founders,
         stable=config.stable,
         metrics=("accuracy", "accuracy_known", "loss"),
-        true_groups=knows.truth_at,
-        malicious=knows.liars,
+        true_groups=truth.truth_at,
+        malicious=truth.malicious,
         compare=partial(compare_with_references, settings=references_of(config)) if has_references(config) else None,
     )
-    yield from federate_groups(fleet, config, task, run, kind)
+    yield from federate_groups(fleet, config, task, run, options)
 
 
 def references_of(config: Config) -> References:
-    """What groups are compared with, fine-tuned for as long as a round takes; and what clients get."""
+    """The references for groups, fine-tuned as long as one round, and the model that clients get."""
     serve = "groups" if config.serve == "auto" and not holds_out_samples(config) else config.serve
     return References(reference_rounds(config), config.epochs, config.alone_epochs, config.per_round, serve)
 
 
 def extra_disclosure(config: Config, task: Task) -> Disclosure:
-    """Of groups with a head of their own a warm-up also tells which classes a client has.
+    """With reduced heads the warm-up also discloses the classes of a client.
 
-    One that comes when its group has settled is handed that group's model to take.
+    A client that joins after its group has settled gets that group's model in a `take` request.
     """
-    held = ("holdings",) if config.head == "reduced" and grouper_of(config).uses_warm_up else ()
-    judged = ("accuracy_known",) if config.privacy.name in ("none", "central") else ()
-    kept = ("accuracy_held",) if holds_out_samples(config) else ()
-    return Disclosure(("take",), extras=held, metrics=(*judged, *kept))
+    classes = ("holdings",) if config.head == "reduced" and grouper_of(config).uses_warm_up else ()
+    own_classes = ("accuracy_known",) if config.privacy.name in ("none", "central") else ()
+    held_out = ("accuracy_held",) if holds_out_samples(config) else ()
+    return Disclosure(("take",), extras=classes, metrics=(*own_classes, *held_out))
 
 
 recipe = Recipe(
