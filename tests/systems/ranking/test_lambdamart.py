@@ -24,8 +24,8 @@ from mutirao.systems.ranking.recipe import Config
 
 
 def write_set(folder, seed=3):
-    """Three parts of documents whose grades follow two features; what they hold, as lists."""
-    draw, held = random.Random(seed), {}
+    """Three parts of documents whose grades follow two features; their contents, as lists."""
+    draw, documents = random.Random(seed), {}
     for part, queries in {"train": 40, "vali": 15, "test": 15}.items():
         rows, lines = [], []
         for query in range(queries):
@@ -35,8 +35,8 @@ def write_set(folder, seed=3):
                 rows.append((grade, query, x))
                 lines.append(f"{grade} qid:{part}{query} " + " ".join(f"{i + 1}:{v}" for i, v in enumerate(x)) + "\n")
         (folder / f"{part}.txt").write_text("".join(lines))
-        held[part] = rows
-    return held
+        documents[part] = rows
+    return documents
 
 
 def ndcg5(rows, scores):
@@ -51,10 +51,10 @@ def ndcg5(rows, scores):
     return total / len(queries)
 
 
-def directly(held, **settings):
+def directly(documents, **settings):
     """LightGBM as its users call it."""
     sets = {}
-    for part, rows in held.items():
+    for part, rows in documents.items():
         sizes = [sum(q == query for _, q, _ in rows) for query in sorted({q for _, q, _ in rows})]
         x = np.array([x for _, _, x in rows], np.float32)
         sets[part] = lightgbm.Dataset(x, [g for g, _, _ in rows], group=sizes, reference=sets.get("train"))
@@ -76,33 +76,33 @@ TREES = {"name": "lambdamart", "trees": 60, "leaves": 7, "rate": 0.1, "least": 5
 
 
 def test_a_run_reaches_what_lightgbm_reaches_by_itself(tmp_path):
-    held = write_set(tmp_path)
+    documents = write_set(tmp_path)
     config = resolve(Config, SMALL | {"data": str(tmp_path), "trees": TREES})
     summary = execute("ranking", config, tmp_path / "run", pictures=False)
-    model = directly(held, learning_rate=0.1, num_leaves=7, min_data_in_leaf=5)
+    model = directly(documents, learning_rate=0.1, num_leaves=7, min_data_in_leaf=5)
     assert 1 < model.best_iteration < 60  # it was stopped
-    x = np.array([x for _, _, x in held["test"]], np.float32)
+    x = np.array([x for _, _, x in documents["test"]], np.float32)
     scores = model.predict(x, num_iteration=model.best_iteration)
-    assert summary["final"]["ndcg@5"] == pytest.approx(ndcg5(held["test"], scores), abs=1e-12)
+    assert summary["final"]["ndcg@5"] == pytest.approx(ndcg5(documents["test"], scores), abs=1e-12)
     rows = CsvTable(tmp_path / "run/history.csv").read()
     given = [math.ceil(model.best_iteration * r / 3) for r in (1, 2, 3)]
     assert [float(row["train_trees"]) for row in rows[-3:]] == given
     for row, count in zip(rows[-3:], given, strict=True):
         scores = model.predict(x, num_iteration=count)
-        assert float(row["ndcg@5"]) == pytest.approx(ndcg5(held["test"], scores), abs=1e-12)
+        assert float(row["ndcg@5"]) == pytest.approx(ndcg5(documents["test"], scores), abs=1e-12)
     by_query = CsvTable(tmp_path / "run/queries.csv").read()
     assert np.mean([float(row["ndcg@5"]) for row in by_query]) == pytest.approx(summary["final"]["ndcg@5"], abs=1e-12)
     again = execute("ranking", config, tmp_path / "again", pictures=False)
     assert again["digest"] == summary["digest"]
 
 
-def test_the_validation_part_judges_if_it_is_asked_to(tmp_path):
-    held = write_set(tmp_path)
+def test_the_validation_part_is_evaluated_if_that_is_set(tmp_path):
+    documents = write_set(tmp_path)
     config = resolve(Config, SMALL | {"data": str(tmp_path), "trees": TREES, "judge_by": "vali", "rounds": 1})
     summary = execute("ranking", config, tmp_path / "run", pictures=False)
-    model = directly(held, learning_rate=0.1, num_leaves=7, min_data_in_leaf=5)
-    scores = model.predict(np.array([x for _, _, x in held["vali"]], np.float32))
-    assert summary["final"]["ndcg@5"] == pytest.approx(ndcg5(held["vali"], scores), abs=1e-12)
+    model = directly(documents, learning_rate=0.1, num_leaves=7, min_data_in_leaf=5)
+    scores = model.predict(np.array([x for _, _, x in documents["vali"]], np.float32))
+    assert summary["final"]["ndcg@5"] == pytest.approx(ndcg5(documents["vali"], scores), abs=1e-12)
 
 
 def test_trees_as_arrays_score_as_lightgbm_does():

@@ -13,7 +13,7 @@ PARTS = ("train", "vali", "test")
 
 
 def put(file, query, packed=False, documents=3):
-    """A file of one query, which tells files apart."""
+    """A file of one query, which distinguishes files."""
     file.parent.mkdir(parents=True, exist_ok=True)
     content = b"".join(b"%d qid:%d %d:1\n" % (k % 3, query, k) for k in range(1, documents + 1))
     file.write_bytes(gzip.compress(content) if packed else content)

@@ -40,7 +40,7 @@ def plainly(content):
 
 @either
 @pytest.mark.usefixtures("_by")
-def test_null_is_the_smallest_of_its_query_and_unjudged_documents_are_left_out(tmp_path, reader):
+def test_null_is_the_smallest_of_its_query_and_unlabelled_documents_are_left_out(tmp_path, reader):
     draw = random.Random(1)
     content = "".join(
         f"{draw.choice([-1, 0, 1, 2])} qid:{1 + k // 7} "
@@ -63,7 +63,7 @@ def test_istellas_largest_number_is_no_value(tmp_path, reader):
 
 @either
 @pytest.mark.usefixtures("_by")
-def test_a_file_that_nobody_judged_is_refused(tmp_path, reader):
+def test_a_file_without_labels_is_refused(tmp_path, reader):
     with pytest.raises(ConfigError, match="none of its documents has a label"):
         read_letor(put(tmp_path, b"-1 qid:1 1:1\n-1 qid:2 1:NULL\n"), cache=False)
 

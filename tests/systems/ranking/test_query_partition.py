@@ -63,7 +63,7 @@ def test_every_document_has_one_owner_and_chance_comes_from_the_generator(data, 
     assert not all(np.array_equal(a, b) for a, b in zip(parts(0), parts(1), strict=True))
 
 
-def test_queries_stay_whole_and_are_dealt_evenly(data):
+def test_queries_stay_whole_and_are_assigned_evenly(data):
     parts = by_query(data.grades, data.queries, 30, rng())
     assert keeps_queries_whole(parts, data.queries)
     assert {len(np.unique(data.queries[p])) for p in parts} == {6, 7}
@@ -80,9 +80,9 @@ def test_groups_of_queries_are_whole_and_skewed(data, similar):
         means = np.stack([np.log1p(np.abs(data.x[p].astype(float))).mean(0) for p in parts])
         return sizes.std(), describe(data.grades, parts).heterogeneity, np.abs(means / mean - 1).mean()
 
-    skewed, alike = skew(0.1), skew(1000.0)
-    assert skewed[0] > 5 * alike[0]
-    assert skewed[1 if similar == "grades" else 2] > 1.5 * alike[1 if similar == "grades" else 2]
+    skewed, even = skew(0.1), skew(1000.0)
+    assert skewed[0] > 5 * even[0]
+    assert skewed[1 if similar == "grades" else 2] > 1.5 * even[1 if similar == "grades" else 2]
 
 
 def test_every_client_of_query_groups_has_a_query():
@@ -122,7 +122,7 @@ def test_what_cannot_be_split_is_refused(call, what):
         call()
 
 
-def test_plain_partitions_are_dealt_too_and_keys_are_queries(data):
+def test_plain_partitions_work_too_and_keys_are_queries(data):
     parts = partition_documents(
         build("partition", Part("dirichlet", {"alpha": 1.0})), data.grades, data.queries, 5, rng()
     )

@@ -62,7 +62,7 @@ def test_worked_numbers() -> None:
     assert t_risk(ours, theirs, 1.0) == pytest.approx(-0.025 / math.sqrt(0.0691667 / 4), rel=1e-5)
     found = compare_rankers(ours, theirs, 1.0)
     assert (found.wins, found.losses, found.ties) == (2, 1, 1)
-    # Two rankers alike have no residuals: GeoRisk is the root of half the mean.
+    # Two equal rankers have no residuals: GeoRisk is the root of half the mean.
     assert geo_risk([ours, ours], 5.0) == pytest.approx([math.sqrt(0.5 / 2)] * 2)
 
 

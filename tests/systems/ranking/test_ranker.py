@@ -41,7 +41,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return home / "run", home / "test.txt", summary
 
 
-def told(*words: object) -> dict[str, Any]:
+def run_json(*words: object) -> dict[str, Any]:
     done = CliRunner().invoke(main, [*map(str, words), "--json"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     found: dict[str, Any] = json.loads(done.stdout)
@@ -51,7 +51,7 @@ def told(*words: object) -> dict[str, Any]:
 @pytest.mark.parametrize(("which", "figures"), [("best", "best"), ("last", "final")])
 def test_a_run_and_its_ranker_say_the_same(made: tuple[Path, Path, Any], which: str, figures: str) -> None:
     run, file, summary = made
-    found = told("rank", run, file, "--which", which)
+    found = run_json("rank", run, file, "--which", which)
     assert found["metrics"] == pytest.approx({k: summary[figures][k] for k in found["metrics"]}, abs=1e-6)
     assert set(found["metrics"]) == {"ndcg@5", "ndcg@1", "ndcg@10", "mrr@5", "mrr@1", "mrr@10"}
 
@@ -62,8 +62,10 @@ def test_scores_trec_and_onnx_are_one(made: tuple[Path, Path, Any], tmp_path: Pa
     run, file, summary = made
     packed = tmp_path / "test.txt.gz"
     packed.write_bytes(gzip.compress(file.read_bytes()))
-    told("rank", run, packed, "--out", tmp_path / "scores.txt", "--onnx", tmp_path / "r.onnx", "--save", tmp_path / "r")
-    told("rank", run, file, "--format", "trec", "--out", tmp_path / "run.trec")
+    run_json(
+        "rank", run, packed, "--out", tmp_path / "scores.txt", "--onnx", tmp_path / "r.onnx", "--save", tmp_path / "r"
+    )
+    run_json("rank", run, file, "--format", "trec", "--out", tmp_path / "run.trec")
     scores = np.loadtxt(tmp_path / "scores.txt")
     data = mutirao.Ranker.load(tmp_path / "r")
     lines = file.read_text().splitlines()
@@ -90,7 +92,7 @@ def test_documents_go_by_the_names_in_comments(made: tuple[Path, Path, Any], tmp
     run, file, _ = made
     lines = [f"{line} #docid = GX{i} inc = 1" for i, line in enumerate(file.read_text().splitlines())]
     (tmp_path / "named.txt").write_text("\n".join(lines) + "\n")
-    told("rank", run, tmp_path / "named.txt", "--format", "trec", "--out", tmp_path / "run.trec")
+    run_json("rank", run, tmp_path / "named.txt", "--format", "trec", "--out", tmp_path / "run.trec")
     names = {line.split()[2] for line in (tmp_path / "run.trec").read_text().splitlines()}
     assert names == {f"GX{i}" for i in range(len(lines))}
 
@@ -107,7 +109,7 @@ def test_what_cannot_be_ranked_is_said_in_one_line(made: tuple[Path, Path, Any],
         done = CliRunner().invoke(main, ["rank", str(run), str(tmp_path / f"{name}.txt")])
         assert done.exit_code != 0
         assert words in str(done.exception) + done.output
-    assert told("rank", run, tmp_path / "few.txt", "--sparse")["documents"] == 2
+    assert run_json("rank", run, tmp_path / "few.txt", "--sparse")["documents"] == 2
     with pytest.raises(ConfigError, match=r"ranker.safetensors does not exist"):
         Ranker.load(tmp_path)
     with pytest.raises(Damaged, match="contains no ranker"):
@@ -115,15 +117,15 @@ def test_what_cannot_be_ranked_is_said_in_one_line(made: tuple[Path, Path, Any],
 
 
 @pytest.mark.parametrize(
-    "lie",
+    "wrong_settings",
     [{"hidden": 10**12}, {"hidden": "wide"}, {"layers": 10**7}, {"norm": "none such"}, {"metrics": "ndcg@5,none such"}],
 )
-def test_a_file_that_lies_of_its_network_is_refused(tmp_path: Path, lie: dict[str, Any]) -> None:
+def test_a_file_that_lies_of_its_network_is_refused(tmp_path: Path, wrong_settings: dict[str, Any]) -> None:
     settings = {"loss": "grades", "hidden": 3, "layers": 1, "norm": "none"}
     settings |= {"metrics": "ndcg@5", "gain": "exponential", "empty": "0"}
     arrays = {k: v.numpy() for k, v in dense(2, 3, 3).state_dict().items()}
     Ranker(FeatureScale((0.0, 0.0), (1.0, 1.0), "none", 2), arrays, settings).save(tmp_path / "good")
     assert len(Ranker.load(tmp_path / "good").score(np.zeros((2, 2)))) == 2
-    Ranker(FeatureScale((0.0, 0.0), (1.0, 1.0), "none", 2), arrays, settings | lie).save(tmp_path / "bad")
+    Ranker(FeatureScale((0.0, 0.0), (1.0, 1.0), "none", 2), arrays, settings | wrong_settings).save(tmp_path / "bad")
     with pytest.raises((Damaged, ConfigError), match=r"ranker|metrics"):
         Ranker.load(tmp_path / "bad")

@@ -1,4 +1,4 @@
-"""What a site reaches alone: each client's own network, judged on the common test part."""
+"""What a site reaches alone: each client's own network, evaluated on the common test part."""
 
 import numpy as np
 import pytest

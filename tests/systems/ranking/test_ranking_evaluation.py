@@ -1,4 +1,4 @@
-"""A ranking judged query by query: each number is trec_eval's, and their means are those of the run."""
+"""A ranking evaluated query by query: each number is trec_eval's, and their means are those of the run."""
 
 import csv
 from pathlib import Path
@@ -27,7 +27,7 @@ def some_data(queries: int = 7, documents: int = 60) -> tuple[Floats, RankingDat
     return draw.permutation(documents) / 7, RankingData(np.zeros((documents, 1), np.float32), grades, number, ids)
 
 
-def test_each_query_is_judged_as_trec_eval_does() -> None:
+def test_each_query_is_evaluated_as_by_trec_eval() -> None:
     scores, data = some_data()
     run: dict[str, dict[str, float]] = {}
     qrel: dict[str, dict[str, int]] = {}

@@ -113,10 +113,10 @@ def test_errors_are_a_byte_a_document_and_what_no_grade_allows_is_refused() -> N
     assert len(errors) == there == reply.extras["batch_sizes"].sum()
     assert 0 < errors.max() <= 16
     assert 0 <= reply.metrics["entropy"] <= np.log(5)
-    judge = FedRisk(classes=task.classes)
-    assert judge.fault(reply) is None
-    lie = replace(reply, extras={**reply.extras, "squared_errors": np.full_like(errors, 17)})
-    assert judge.fault(lie) is not None
+    aggregator = FedRisk(classes=task.classes)
+    assert aggregator.fault(reply) is None
+    malicious = replace(reply, extras={**reply.extras, "squared_errors": np.full_like(errors, 17)})
+    assert aggregator.fault(malicious) is not None
 
 
 def test_fedprox_is_stacked_with_the_weight_that_the_server_tells() -> None:

@@ -91,5 +91,5 @@ def test_a_metric_that_cannot_be_is_refused_by_name(text: str, says: str) -> Non
 
 
 def test_every_metric_has_a_direction() -> None:
-    told: dict[str, Any] = DIRECTIONS
-    assert {direction_of(name, told) for name in (*metric_names(USUAL), *FUNCTIONS, "vali_p@5")} == {"higher"}
+    directions: dict[str, Any] = DIRECTIONS
+    assert {direction_of(name, directions) for name in (*metric_names(USUAL), *FUNCTIONS, "vali_p@5")} == {"higher"}

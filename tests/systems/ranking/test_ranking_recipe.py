@@ -60,6 +60,6 @@ def test_the_literal_form_diverges_with_a_clear_word(tmp_path: Path) -> None:
 def test_the_pooled_reference_and_folds_of_generated_data() -> None:
     one = find("ranking").task(resolve(Config, SMALL | {"centralised": True, "per_round": 1}))
     assert len(one.population) == 1
-    judged = [find("ranking").task(resolve(Config, SMALL | {"fold": f})) for f in (1, 2)]
-    sizes = [sum(len(s) for s in t.population.values()) for t in judged]
+    tasks = [find("ranking").task(resolve(Config, SMALL | {"fold": f})) for f in (1, 2)]
+    sizes = [sum(len(s) for s in t.population.values()) for t in tasks]
     assert sizes[0] != sizes[1]

@@ -1,4 +1,4 @@
-"""A study tells of queries: each counts once, whatever the seeds, against values worked by hand and a real run."""
+"""A study compares queries: each counts once, whatever the seeds, against values worked by hand and a real run."""
 
 import csv
 from pathlib import Path
@@ -36,12 +36,12 @@ def rows(**queries: float) -> dict[str, Any]:
     return {name: {"ndcg@5": value} for name, value in queries.items()}
 
 
-def test_a_query_counts_once_however_often_it_is_judged() -> None:
+def test_a_query_counts_once_however_often_it_is_evaluated() -> None:
     ours = {"seed 0": rows(a=1.0, b=0.4), "seed 1": rows(a=0.0, b=0.6), "seed 2": rows(c=1.0)}
     theirs = {"seed 0": rows(a=0.5, b=0.0, z=1.0), "seed 1": rows(a=0.5, b=0.1)}
     a, b = pair_queries(ours, theirs, "ndcg@5")
     np.testing.assert_allclose(a, [0.5, 0.5])
-    np.testing.assert_allclose(b, [0.5, 0.05])  # c and z were not judged by both
+    np.testing.assert_allclose(b, [0.5, 0.05])  # c and z are not in both
 
 
 @pytest.mark.slow

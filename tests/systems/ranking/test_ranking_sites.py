@@ -66,8 +66,8 @@ def test_a_folder_is_a_client_and_its_moments_are_counted(tmp_path: Path) -> Non
     write(data / NAMES[0] / "test.txt", lines_of(9, 4, first=100))
     summary = execute("ranking", resolve(Config, SETTINGS | {"data": str(data)}), tmp_path / "run", pictures=False)
     rows = CsvTable(tmp_path / "run" / "history.csv").read()
-    told = 3 * 8 * (1 + 2 + 2 * 5)  # of three clients: how many samples, two numbers, and two of each feature
-    assert int(rows[0]["bytes_up"]) == int(rows[1]["bytes_up"]) + told
+    sent = 3 * 8 * (1 + 2 + 2 * 5)  # of three clients: how many samples, two numbers, and two of each feature
+    assert int(rows[0]["bytes_up"]) == int(rows[1]["bytes_up"]) + sent
     scale = parse_scale((tmp_path / "run" / "scale.json").read_bytes())
     queries = [row["query"] for row in CsvTable(tmp_path / "run" / "queries.csv").read()]
     assert sum(q.startswith("client_north/") for q in queries) == 4
@@ -82,7 +82,7 @@ def test_a_folder_is_a_client_and_its_moments_are_counted(tmp_path: Path) -> Non
     )
     assert again["digest"] == summary["digest"]
     given = CsvTable(tmp_path / "given" / "history.csv").read()
-    assert given[0]["bytes_up"] == given[1]["bytes_up"]  # nobody was asked
+    assert given[0]["bytes_up"] == given[1]["bytes_up"]  # no client was asked
 
 
 def test_the_scale_is_that_of_all_documents_in_whatever_order_sites_answer() -> None:
@@ -102,7 +102,7 @@ def test_the_scale_is_that_of_all_documents_in_whatever_order_sites_answer() -> 
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("sent", "why"),
     [
         (np.zeros(7), "cannot be read"),
         (np.zeros(6, np.float32), "cannot be read"),
@@ -114,20 +114,20 @@ def test_the_scale_is_that_of_all_documents_in_whatever_order_sites_answer() -> 
         (np.array([3.0, 1, np.inf, 0, 1, 1]), "numbers that are not finite"),
     ],
 )
-def test_a_profile_that_cannot_be_is_named_and_has_no_part(told: Any, why: str, caplog: Any) -> None:
+def test_a_profile_that_cannot_be_is_named_and_has_no_part(sent: Any, why: str, caplog: Any) -> None:
     with pytest.raises(ValueError, match=why):
-        parse_document_profile(Reply({}, {PROFILE: told}))
+        parse_document_profile(Reply({}, {PROFILE: sent}))
     honest = {f"s{k}": Reply({}, profile_documents(np.eye(6, 2) + k, 1, "none", 5)) for k in range(3)}
     with caplog.at_level(logging.WARNING):
-        found = scale_from_profiles({**honest, "liar": Reply({}, {PROFILE: told})}, "none")
+        found = scale_from_profiles({**honest, "malicious": Reply({}, {PROFILE: sent})}, "none")
     assert found == scale_from_profiles(honest, "none")
-    assert "liar: " in caplog.text
+    assert "malicious: " in caplog.text
 
 
-def test_one_liar_does_not_bend_the_scale() -> None:
+def test_one_malicious_site_does_not_shift_the_scale() -> None:
     honest = {f"s{k}": Reply({}, profile_documents(np.eye(6, 2) + k, 1, "none", 5)) for k in range(4)}
-    lie = Reply({}, {PROFILE: np.array([10.0, 1, 1e200, 6, 1e300, 2])})
-    found, right = scale_from_profiles({**honest, "liar": lie}, "none"), scale_from_profiles(honest, "none")
+    malicious = Reply({}, {PROFILE: np.array([10.0, 1, 1e200, 6, 1e300, 2])})
+    found, right = scale_from_profiles({**honest, "malicious": malicious}, "none"), scale_from_profiles(honest, "none")
     assert found.mean[0] == right.mean[0]
 
 
@@ -176,8 +176,8 @@ def test_a_policy_lets_moments_leave_only_if_it_says_so(tmp_path: Path) -> None:
     def ask(policy: Policy, do: str) -> str:
         handler = PolicyHandler(task.handler, policy, Requester())
         fleet = LocalFleet(lambda request, site: handler(request, site), {"north": task.population["north"]})
-        told = AgreementFleet(fleet, {SCALE: digest_of(b"{}")}, bytes_to_extra(SCALE, b"{}"), ask_clients=False)
-        answers = (told if do == "agree" else fleet).ask({"north": Request(do, {}, about)})
+        sent = AgreementFleet(fleet, {SCALE: digest_of(b"{}")}, bytes_to_extra(SCALE, b"{}"), ask_clients=False)
+        answers = (sent if do == "agree" else fleet).ask({"north": Request(do, {}, about)})
         return str(answers.failures.get("north", "")) or ",".join(answers.replies["north"].extras)
 
     def rules(requests: tuple[str, ...], comes: tuple[str, ...], leaves: tuple[str, ...]) -> Policy:

@@ -134,8 +134,8 @@ def check_joined(parts):
     }
     assert rows == {
         ("301", (0.5, 3.0)): 2,  # NULL is the smallest of the query
-        ("301", (0.25, 4.0)): 0,  # judged below 0
-        ("301", (0.0, 3.0)): 0,  # not judged
+        ("301", (0.25, 4.0)): 0,  # grade below 0
+        ("301", (0.0, 3.0)): 0,  # no judgement
         ("302", (7.0, 1.0)): 1,
         ("7", (1.0, 2.0)): 3,
         ("8", (1.0, 2.0)): 1,
@@ -211,13 +211,13 @@ def test_a_file_of_anything_beside_others_gives_data_or_one_clear_line(tmp_path_
 def test_judgements_of_ir_datasets(tmp_path, monkeypatch):
     """The package is not installed for tests; what stands here has its interface and no more."""
 
-    class Held:
+    class Docs:
         def qrels_iter(self):
             for line in filter(str.strip, QRELS.splitlines()):
                 query, iteration, document, grade = line.split()
                 yield Qrel(query, document, int(grade), iteration)
 
-    registry = {"robust04/fold1": Held(), "docs-only": object()}
+    registry = {"robust04/fold1": Docs(), "docs-only": object()}
     module = types.ModuleType("ir_datasets")
     module.load = lambda name: registry[name]
     (tmp_path / "features.txt").write_text(FEATURES)

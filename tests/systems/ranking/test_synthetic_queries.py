@@ -26,8 +26,8 @@ def quality(data, seed=0):
     test = data.queries % 4 == 0
     a, b = z[~test], data.grades[~test]
     weights = np.linalg.solve(a.T @ a + 100 * np.eye(a.shape[1]), a.T @ (b - b.mean()))
-    judged = data.grades[test], data.queries[test]
-    return ndcg(z[test] @ weights, *judged, k=10), ndcg(rng(seed).random(test.sum()), *judged, k=10)
+    labels = data.grades[test], data.queries[test]
+    return ndcg(z[test] @ weights, *labels, k=10), ndcg(rng(seed).random(test.sum()), *labels, k=10)
 
 
 def test_the_examples_in_the_docstrings_hold():

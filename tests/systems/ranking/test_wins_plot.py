@@ -22,16 +22,16 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_two_runs_are_held_against_each_other(two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = {}
-    monkeypatch.setattr(report, "draw_wins", lambda found, label, path: drawn.update(found, label=label))
+    plotted = {}
+    monkeypatch.setattr(report, "draw_wins", lambda found, label, path: plotted.update(found, label=label))
     a, b = two
     assert draw(a, "wins", against=str(b)) == [a / "wins.png"]
-    assert drawn.pop("label") == "ndcg@5, difference"
+    assert plotted.pop("label") == "ndcg@5, difference"
     sides = []
     for run in two:
         with (run / "queries.csv").open(newline="") as file:
             sides.append({row["query"]: float(row["ndcg@5"]) for row in csv.DictReader(file)})
-    ((title, found),) = drawn.items()
+    ((title, found),) = plotted.items()
     assert sorted(found) == pytest.approx(sorted(value - sides[1][query] for query, value in sides[0].items()))
     assert title.startswith("a against b\nURisk ")
 

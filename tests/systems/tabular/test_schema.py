@@ -30,15 +30,15 @@ def table(seed: int, n: int, gaps: bool = True) -> tuple[Table, Column]:
     return Table(columns, n), Column("category", draw.choice(["no", "yes"], n).astype(object))
 
 
-def told(*clients: tuple[Table, Column], task: Task = CLASSES, least: int = 1) -> dict[str, Reply]:
+def replies_of(*clients: tuple[Table, Column], task: Task = CLASSES, least: int = 1) -> dict[str, Reply]:
     return {
-        f"c{k}": Reply({}, bytes_to_extra("profile", profile_table(*held, task, least)), n=9)
-        for k, held in enumerate(clients)
+        f"c{k}": Reply({}, bytes_to_extra("profile", profile_table(*rows, task, least)), n=9)
+        for k, rows in enumerate(clients)
     }
 
 
-def column(told: Reply, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(told.extras["profile"].tobytes())["columns"][name]
+def column(reply: Reply, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(reply.extras["profile"].tobytes())["columns"][name]
     return found
 
 
@@ -48,7 +48,7 @@ def test_the_schema_of_the_parts_scales_and_encodes_as_scikit_learn_does_the_who
     whole, target = table(seed, sum(sizes) + 20, gaps=False)
     cuts = np.split(np.arange(len(whole)), np.cumsum([20, *sizes])[:-1])
     parts = [(whole.take(rows), target.take(rows)) for rows in cuts if len(rows)]
-    replies = told(*parts)
+    replies = replies_of(*parts)
     schema = schema_from_profiles("y", CLASSES, replies)
     assert schema_from_profiles("y", CLASSES, dict(reversed(replies.items()))).content() == schema.content()
     assert parse_schema(schema.content()) == schema
@@ -62,35 +62,35 @@ def test_the_schema_of_the_parts_scales_and_encodes_as_scikit_learn_does_the_who
 
 
 def test_a_missing_number_stands_at_the_mean_and_one_more_input_says_so() -> None:
-    held = table(0, 50)
-    schema = schema_from_profiles("y", CLASSES, told(held))
+    rows = table(0, 50)
+    schema = schema_from_profiles("y", CLASSES, replies_of(rows))
     feature = next(f for f in schema.features if f.name == "dose")
-    inputs = feature.encode(held[0].columns["dose"])
-    gone = held[0].columns["dose"].missing
+    inputs = feature.encode(rows[0].columns["dose"])
+    gone = rows[0].columns["dose"].missing
     assert gone.any()
     assert np.array_equal(inputs[:, 1], gone)
     assert (inputs[gone, 0] == 0).all()
-    assert feature.mean == pytest.approx(np.nanmean(held[0].columns["dose"].numbers))
+    assert feature.mean == pytest.approx(np.nanmean(rows[0].columns["dose"].numbers))
     strange = Column("category", np.array(["never seen", ""], object))
     assert not next(f for f in schema.features if f.name == "ward").encode(strange).any()
 
 
-def test_nothing_is_told_of_few_values() -> None:
+def test_nothing_is_sent_of_few_values() -> None:
     wards = np.array(["A"] * 5 + ["rare"] * 4, object)
     few = np.array([1.0, 2.0, 3.0, 4.0, *[np.nan] * 5])
     columns = {"ward": Column("category", wards), "few": Column("number", few), "all": Column("number", np.arange(9.0))}
-    reply = told((Table(columns, 9), Column("number", np.arange(9.0))), task=NUMBERS, least=5)["c0"]
+    reply = replies_of((Table(columns, 9), Column("number", np.arange(9.0))), task=NUMBERS, least=5)["c0"]
     assert column(reply, "ward") == {"kind": "category", "count": 9, "missing": 0, "categories": ["A"]}
     assert column(reply, "few") == {"kind": "number", "count": 4, "missing": 5}
     assert column(reply, "all") == {"kind": "number", "count": 9, "missing": 0, "sum": 36.0, "squares": 60.0}
     assert json.loads(reply.extras["profile"].tobytes()).keys() == {"columns", "target"}
 
 
-def test_who_has_other_columns_has_no_part_and_is_told_which() -> None:
+def test_clients_with_other_columns_are_left_out_by_name() -> None:
     good = [table(k, 30) for k in range(3)]
     odd = Table({**good[0][0].without(["dose"]).columns, "height": good[0][0].columns["dose"]}, 30)
-    schema = schema_from_profiles("y", CLASSES, told(*good, (odd, good[0][1])))
-    assert schema == schema_from_profiles("y", CLASSES, told(*good))
+    schema = schema_from_profiles("y", CLASSES, replies_of(*good, (odd, good[0][1])))
+    assert schema == schema_from_profiles("y", CLASSES, replies_of(*good))
     with pytest.raises(Refused, match=r"agreed\.schema: .*missing: 'dose'; too many: 'height'"):
         schema.encode(odd, good[0][1])
     text = Table({**good[0][0].columns, "dose": good[0][0].columns["ward"]}, 30)
@@ -101,45 +101,45 @@ def test_who_has_other_columns_has_no_part_and_is_told_which() -> None:
 
 
 def test_what_cannot_be_learnt_is_refused() -> None:
-    held, target = table(0, 20)
+    rows, target = table(0, 20)
     one = Column("category", np.full(20, "yes", object))
     with pytest.raises(ConfigError, match="'y' has only one class, 'yes'"):
-        schema_from_profiles("y", CLASSES, told((held, one)))
+        schema_from_profiles("y", CLASSES, replies_of((rows, one)))
     with pytest.raises(ConfigError, match="is constant, or no client has enough"):
-        schema_from_profiles("y", NUMBERS, told((held, Column("number", np.ones(20))), task=NUMBERS))
+        schema_from_profiles("y", NUMBERS, replies_of((rows, Column("number", np.ones(20))), task=NUMBERS))
     constant = Table({"a": Column("number", np.full(20, 0.1)), "b": Column("category", one.values)}, 20)
     with pytest.raises(ConfigError, match="no column can be used"):
-        schema_from_profiles("y", CLASSES, told((constant, target)))
+        schema_from_profiles("y", CLASSES, replies_of((constant, target)))
     with pytest.raises(ConfigError, match="use task=classification"):
-        schema_from_profiles("y", NUMBERS, told((held, target), task=NUMBERS))
+        schema_from_profiles("y", NUMBERS, replies_of((rows, target), task=NUMBERS))
 
 
-@pytest.mark.parametrize("lie", [{"sum": 1e140}, {"squares": 1e140}, {"count": 10**12, "sum": 1e15, "squares": 1e13}])
-def test_one_client_cannot_bend_the_scale_of_all(lie: dict[str, float]) -> None:
-    honest = told(*(table(k, 40) for k in range(6)))
+@pytest.mark.parametrize("wrong", [{"sum": 1e140}, {"squares": 1e140}, {"count": 10**12, "sum": 1e15, "squares": 1e13}])
+def test_one_client_cannot_bend_the_scale_of_all(wrong: dict[str, float]) -> None:
+    honest = replies_of(*(table(k, 40) for k in range(6)))
     profile = json.loads(honest["c5"].extras["profile"].tobytes())
-    profile["columns"]["dose"] |= lie
-    liar = Reply({}, bytes_to_extra("profile", json.dumps(profile).encode()), n=9)
-    right, bent = (schema_from_profiles("y", CLASSES, replies) for replies in (honest, {**honest, "c5": liar}))
+    profile["columns"]["dose"] |= wrong
+    bad = Reply({}, bytes_to_extra("profile", json.dumps(profile).encode()), n=9)
+    right, bent = (schema_from_profiles("y", CLASSES, replies) for replies in (honest, {**honest, "c5": bad}))
     dose, other = (next(f for f in s.features if f.name == "dose") for s in (right, bent))
     assert abs(other.mean - dose.mean) < 3 * dose.std
     assert 0.3 < other.std / dose.std < 3
     many = json.loads(honest["c5"].extras["profile"].tobytes())
     many["columns"]["ward"]["categories"] = [f"w{i}" for i in range(MOST_CATEGORIES)]
     many["target"]["classes"] = [f"k{i}" for i in range(MOST_CLASSES)]
-    liar = Reply({}, bytes_to_extra("profile", json.dumps(many).encode()), n=9)
-    swollen = schema_from_profiles("y", CLASSES, {**honest, "c5": liar})  # it goes on, with all that the others told
+    bad = Reply({}, bytes_to_extra("profile", json.dumps(many).encode()), n=9)
+    swollen = schema_from_profiles("y", CLASSES, {**honest, "c5": bad})  # it goes on, with all that the others sent
     assert len(swollen.classes) == MOST_CLASSES
     assert {"no", "yes"} <= set(swollen.classes)
     assert {"A", "B", "é"} <= set(next(f for f in swollen.features if f.name == "ward").categories)
 
 
 def test_a_scale_that_makes_infinities_is_refused_by_the_site() -> None:
-    held, target = table(0, 30)
-    schema = schema_from_profiles("y", CLASSES, told((held, target)))
+    rows, target = table(0, 30)
+    schema = schema_from_profiles("y", CLASSES, replies_of((rows, target)))
     tiny = replace(schema, features=tuple(replace(f, std=1e-140) for f in schema.features))
     with pytest.raises(Refused, match="overflow on the scale"):
-        tiny.encode(held, target)
+        tiny.encode(rows, target)
 
 
 LIES = [
@@ -155,13 +155,13 @@ LIES = [
 ]
 
 
-@pytest.mark.parametrize(("lie", "says"), LIES)
-def test_a_profile_that_makes_no_sense_counts_for_nobody_else(lie: str, says: str) -> None:
-    liar = Reply({}, bytes_to_extra("profile", lie.encode()), n=9)
-    honest = told(table(0, 30), table(1, 30))
-    assert schema_from_profiles("y", CLASSES, {**honest, "liar": liar}) == schema_from_profiles("y", CLASSES, honest)
+@pytest.mark.parametrize(("content", "says"), LIES)
+def test_an_invalid_profile_does_not_affect_other_clients(content: str, says: str) -> None:
+    bad = Reply({}, bytes_to_extra("profile", content.encode()), n=9)
+    honest = replies_of(table(0, 30), table(1, 30))
+    assert schema_from_profiles("y", CLASSES, {**honest, "bad": bad}) == schema_from_profiles("y", CLASSES, honest)
     with pytest.raises(ConfigError, match=says):
-        schema_from_profiles("y", CLASSES, {"liar": liar})
+        schema_from_profiles("y", CLASSES, {"bad": bad})
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_a_profile_that_makes_no_sense_counts_for_nobody_else(lie: str, says: st
     ],
 )
 def test_a_schema_from_elsewhere_is_read_word_by_word(change: dict[str, Any], says: str) -> None:
-    whole = json.loads(schema_from_profiles("y", CLASSES, told(table(0, 30))).content())
+    whole = json.loads(schema_from_profiles("y", CLASSES, replies_of(table(0, 30))).content())
     with pytest.raises(ValueError, match=says):
         parse_schema(json.dumps(whole | change).encode())
     whole["features"][0]["std"] = 0.0
@@ -196,27 +196,27 @@ def test_rows_kept_back_have_each_class_in_its_share(classes: list[str], count: 
 
 
 def test_a_client_cuts_its_rows_by_its_name_alone() -> None:
-    held, target = table(0, 40)
+    rows, target = table(0, 40)
     cut = HoldOut(0.2, 0, CLASSES, 3)
-    ana, again, bia = (cut(held, target, name) for name in ("ana", "ana", "bia"))
+    ana, again, bia = (cut(rows, target, name) for name in ("ana", "ana", "bia"))
     assert (len(ana.train), len(ana.test)) == (32, 8)
     assert ana.test.columns["day"].values.tolist() == again.test.columns["day"].values.tolist()
     assert ana.test.columns["day"].values.tolist() != bia.test.columns["day"].values.tolist()
-    assert len(HoldOut(0.2, 10, CLASSES, 3)(held, target, "ana").train) == 10
-    assert len(HoldOut(0.0, 0, CLASSES, 3)(held, target, "ana").test) == 0
+    assert len(HoldOut(0.2, 10, CLASSES, 3)(rows, target, "ana").train) == 10
+    assert len(HoldOut(0.0, 0, CLASSES, 3)(rows, target, "ana").test) == 0
 
 
 def rows_of(keep: HoldOut, n: int = 40) -> tuple[list[int], list[int]]:
     """Which of n rows, two of three of one class, a client trains on and judges by."""
-    held = Table({"row": Column("number", np.arange(float(n)))}, n)
-    found = keep(held, Column("category", np.array(["no", "yes", "no"] * n, object)[:n]), "ana")
+    rows = Table({"row": Column("number", np.arange(float(n)))}, n)
+    found = keep(rows, Column("category", np.array(["no", "yes", "no"] * n, object)[:n]), "ana")
     train, test = (part.columns["row"].numbers.astype(int).tolist() for part in (found.train, found.test))
     return train, test
 
 
-def test_the_rows_that_judge_are_those_they_always_were() -> None:
-    held, target = Table({"row": Column("number", np.arange(40.0))}, 40), ["no", "yes"] * 12 + ["no"] * 16
-    found = HoldOut(0.2, 10, CLASSES, 3)(held, Column("category", np.array(target, object)), "ana")
+def test_the_held_out_rows_are_those_they_always_were() -> None:
+    rows, target = Table({"row": Column("number", np.arange(40.0))}, 40), ["no", "yes"] * 12 + ["no"] * 16
+    found = HoldOut(0.2, 10, CLASSES, 3)(rows, Column("category", np.array(target, object)), "ana")
     assert found.test.columns["row"].values.tolist() == [1, 4, 6, 9, 12, 25, 29, 39]
     assert found.train.columns["row"].values.tolist() == [2, 14, 16, 17, 19, 20, 22, 26, 30, 35]
 
@@ -243,7 +243,7 @@ def test_a_small_client_keeps_a_row_to_train_on(share: float) -> None:
 
 
 def test_schemas_are_equal_or_not() -> None:
-    a, b = (schema_from_profiles("y", CLASSES, told(table(k, 30))) for k in (0, 1))
+    a, b = (schema_from_profiles("y", CLASSES, replies_of(table(k, 30))) for k in (0, 1))
     assert isinstance(a, Schema)
     assert a != b
     assert hash(a) != hash(b)

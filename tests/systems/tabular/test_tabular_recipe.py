@@ -1,4 +1,4 @@
-"""Tables over clients: natural ones, dealt ones, files; agreed on once, the same bytes whatever happens on the way."""
+"""Tables over clients: natural ones, partitions, files; agreed on once, the same bytes whatever happens on the way."""
 
 import json
 import logging
@@ -68,7 +68,7 @@ def test_a_csv_with_hospitals_is_learnt_from_and_leaves_its_schema(tmp_path: Pat
     assert [f["missing"] for f in schema["features"]] == [True, False, False]
     assert schema["classes"] == ["sick", "well"]
     again = execute("tabular", settings(path, rounds=10, schema=str(tmp_path / "run" / "schema.json")), tmp_path / "b")
-    assert again["digest"] == summary["digest"]  # nobody was asked for a profile, and nothing else is different
+    assert again["digest"] == summary["digest"]  # no client was asked for a profile, and nothing else is different
 
 
 def test_a_number_is_predicted_in_its_own_units(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_number_is_predicted_in_its_own_units(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", ["breast_cancer", "wine", "diabetes"])
 @pytest.mark.parametrize("model", ["linear", "dense"])
-def test_embedded_sets_are_dealt_out(data: str, model: str) -> None:
+def test_embedded_sets_are_partitioned(data: str, model: str) -> None:
     run, rows = go(resolve(Config, {**QUICK, "data": data, "model": model, "clients": 6, "layers": 2, "hidden": 8}))
     assert len(run.roster) == 6
     assert len(run.arrays) == (2 if model == "linear" else 6)
@@ -161,7 +161,7 @@ def test_a_folder_of_files_is_a_client_each_and_equals_the_column(tmp_path: Path
     assert digest(files.arrays) == digest(run.arrays)
 
 
-def test_one_site_with_other_columns_is_left_out_and_told_which(
+def test_one_site_with_other_columns_is_left_out_and_its_log_names_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "files"
@@ -197,7 +197,7 @@ def test_privacy_and_sums_need_a_schema_agreed_on_beforehand(tmp_path: Path) -> 
         assert [row["failed"] for row in rows] == [0, 0]
         assert "accuracy" in rows[-1]
         away = {**known, **more, "data": "", "sites": True, "task": "classification", "judge_by": "vali"}
-        with pytest.raises(ConfigError, match=r"judge_by=vali: .* nothing but updates; use (privacy|secure)=none"):
+        with pytest.raises(ConfigError, match=r"judge_by=vali: .* may leave them; use (privacy|secure)=none"):
             recipe.prepare(resolve(Config, away))
     summed, _ = go(resolve(Config, {**known, "secure": "secagg+"}))
     straight, _ = go(resolve(Config, known))
@@ -229,10 +229,10 @@ def test_sites_with_their_own_files_make_the_model_of_the_local_run(
     handler = tasks[HOSPITALS[0]].handler
     rows = [done.row for done in recipe.flow(LocalFleet(handler, data), server, task, run)]
     assert digest(run.arrays) == digest(local.arrays)
-    for name in ("accuracy", "log_loss"):  # the sites judge, and their figures joined are those of all test rows
+    for name in ("accuracy", "log_loss"):  # the sites evaluate, and their metrics combined are those of all test rows
         assert rows[-1][name] == pytest.approx(here[-1][name], rel=1e-6)
-    held = Counted.of(data["north"])
-    assert (held.train, held.test) == counted
+    counts = Counted.of(data["north"])
+    assert (counts.train, counts.test) == counted
 
 
 def plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -241,7 +241,7 @@ def plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("personal", ["none", "ditto"])
-def test_judged_by_validation_rows_no_test_row_has_any_influence(tmp_path: Path, personal: str) -> None:
+def test_evaluated_on_validation_rows_no_test_row_has_any_influence(tmp_path: Path, personal: str) -> None:
     path = write_patients(tmp_path / "patients.csv", target="cost")
     chosen = settings(path, target="cost", clients_every=1, personal=personal)
     found = {by: resolve(Config, {**chosen, "judge_by": by}) for by in ("test", "vali")}

@@ -87,8 +87,8 @@ def test_a_policy_lets_the_profile_leave_only_if_it_says_so(tmp_path: Path) -> N
     def ask(policy: Policy, do: str) -> str:
         handler = PolicyHandler(task.handler, policy, Requester())
         fleet = LocalFleet(lambda request, site: handler(request, site), {"north": task.population["north"]})
-        told = AgreementFleet(fleet, {SCHEMA: digest_of(b"{}")}, bytes_to_extra(SCHEMA, b"{}"), ask_clients=False)
-        answers = (told if do == "agree" else fleet).ask({"north": Request(do, {}, about)})
+        agreement = AgreementFleet(fleet, {SCHEMA: digest_of(b"{}")}, bytes_to_extra(SCHEMA, b"{}"), ask_clients=False)
+        answers = (agreement if do == "agree" else fleet).ask({"north": Request(do, {}, about)})
         return str(answers.failures.get("north", "")) or ",".join(answers.replies["north"].extras)
 
     def rules(requests: tuple[str, ...], comes: tuple[str, ...], leaves: tuple[str, ...], least: int = 1) -> Policy:

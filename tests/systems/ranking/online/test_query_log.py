@@ -1,4 +1,4 @@
-"""A log in AOL4FOLTR's form: whose query, when, what was clicked; what is wrong with one is said in a line."""
+"""A log in AOL4FOLTR's form: user, time and clicks of each query; what is wrong with one is said in a line."""
 
 import csv
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Lists hold every document once, features are brought to 0 .. 1 in each, and what was shown is judged as elsewhere."""
+"""Lists contain every document once, features are scaled to 0 .. 1 in each, and rankings shown have our nDCG."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def test_features_are_brought_to_0_and_1_query_by_query() -> None:
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=15))
-def test_a_ranking_shown_is_judged_as_our_ndcg_does(grades: list[int]) -> None:
+def test_a_ranking_shown_has_our_ndcg(grades: list[int]) -> None:
     shown = (grades + [0] * 10)[:10]
     best = (sorted(grades, reverse=True) + [0] * 10)[:10]
     found, answerable = shown_ndcg(np.array([shown]), np.array([best]))
