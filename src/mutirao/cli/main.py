@@ -104,7 +104,7 @@ def memory_problem(error: Exception) -> str:
     'not enough memory for 512 GB at once; use a smaller model, batch_size or samples'
     """
     text = str(error)
-    # torch raises a RuntimeError, whose text depends on the allocator.
+    # torch raises a RuntimeError with a text that depends on the allocator.
     is_memory = re.search("can't allocate memory|not enough memory|out of memory", text)
     if not isinstance(error, MemoryError) and not is_memory:
         return ""

@@ -90,7 +90,7 @@ def allow_local_imports(*named: Any) -> None:
 
 
 def announce_page(text: str, address: str, host: str, browse: bool | None) -> None:
-    """Print the address of a page, warn if other machines can reach it, and open it on a terminal or if asked to."""
+    """Print the address of a page, warn if it is visible to other machines, open it on a terminal or if asked to."""
     click.echo(f"{text} at {address}")
     if host not in ("127.0.0.1", "localhost", "::1"):
         click.echo("note: others on the network can reach it, and what they send is not encrypted", err=True)

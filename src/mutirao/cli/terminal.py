@@ -36,10 +36,10 @@ def show_trials(tuning: "Tuning", trials: "Sequence[Trial]", study: Path) -> Non
     from mutirao.studies.confirmation import trial_rows
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    head, *body = trial_rows(tuning, trials)
-    table = make_table(f"{tuning.metric} on validation data, {tuning.effort} trials for each method", head)
-    for row in body:
-        table.add_row(*row, style="bold" if row[head.index("chosen")] else "")
+    header, *rows = trial_rows(tuning, trials)
+    table = make_table(f"{tuning.metric} on validation data, {tuning.effort} trials for each method", header)
+    for row in rows:
+        table.add_row(*row, style="bold" if row[header.index("chosen")] else "")
     console.print(table)
     console.print(f"everything is in {study.parent}: trials.md, trials.csv, trials.json", soft_wrap=True)
     console.print(f"confirm it on test data with fresh seeds: mutirao study {study}", soft_wrap=True)

@@ -19,7 +19,7 @@ from mutirao.runs.run_folder import Folder, hash_of
 def verify(path: Path, with_trails: Iterable[str] = ()) -> tuple[list[str], list[str]]:
     r"""Return what is unaltered, and the problems; without problems the folder is as it was written.
 
-    `with_trails` are clients whose sites are known to keep audit trails of their own.
+    `with_trails` are clients of sites that are known to keep audit trails of their own.
 
     >>> import mutirao
     >>> _ = mutirao.execute("quickstart", {"rounds": 1, "per_round": 2}, "runs/verify", pictures=False)

@@ -209,9 +209,15 @@ def check_value(claim: Claim, values: Collection[float], shared: float = 0.0) ->
 
 def check_pairs(claim: Claim, ours: Figures, theirs: Sequence[Figures], shared: float) -> tuple[Verdict, str]:
     """Rules `more`, `less` and `equal`: runs are paired by fold and seed; theirs are means of several methods."""
-    common = [place for place in ours if all(place in other for other in theirs)]
+    common: list[tuple[Any, ...]] = []
+    means_of_theirs: list[float] = []
+    for place in ours:
+        values = [other[place] for other in theirs if place in other]
+        if len(values) == len(theirs):
+            common.append(place)
+            means_of_theirs.append(float(np.mean(values)))
     a = np.array([ours[place] for place in common])
-    b = np.array([np.mean([other[place] for other in theirs]) for place in common])
+    b = np.array(means_of_theirs)
     means = f"{np.mean(a):.4g} against {np.mean(b):.4g}" if common else "no pair has the figure"
     if len(common) < 2:
         return "not shown", f"{means}; {len(common)} pair, and two are needed"

@@ -14,7 +14,7 @@ from typing import Any
 from mutirao.config import Common
 from mutirao.errors import ConfigError
 
-FOLD = "fold"  # the axis whose values are splits of one set
+FOLD = "fold"  # the axis of splits of one set
 
 
 def shared_of(given: Any, axes: Mapping[str, Sequence[Any]], config: type[Common]) -> float:

@@ -1,4 +1,4 @@
-"""Studies: a grid of runs (methods x folds x seeds), which can be resumed and whose results are compared."""
+"""Studies: a grid of runs (methods x folds x seeds) that can be resumed, and its results compared."""
 
 import itertools
 import json
@@ -27,7 +27,7 @@ from mutirao.studies.study_workers import SequentialPool, Start, WorkerPool, ope
 log = logging.getLogger("mutirao")
 
 KEYS = {"recipe", "baseline", "metrics", "seeds", "settings", "over", "methods", "threshold", "last"}
-OTHER_SETTINGS = "was made with other settings"  # the problem of a cell whose folder contains another run
+OTHER_SETTINGS = "was made with other settings"  # the problem if a cell's folder contains another run
 KEYS |= {"shared", "published", "tune"}
 
 Pairs = tuple[tuple[str, Any], ...]

@@ -1,4 +1,4 @@
-"""Rounds and costs until runs reach a target value, and which method leads: read from any run folder."""
+"""Rounds and costs to a target value, and which method leads: read from any run folder."""
 
 import math
 from collections.abc import Mapping, Sequence
