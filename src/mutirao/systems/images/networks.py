@@ -10,10 +10,18 @@ from mutirao.config import load_name, one_line
 from mutirao.errors import ConfigError
 from mutirao.registry import check_module, is_dotted
 
-WIDTH = 0.35  # times the paper's channels: 408,938 weights with ten outputs instead of 2,236,682
-LAST = 1280  # channels before the dense layer, at any width up to 1
+MOBILENET_WIDTH = 0.35  # times the paper's channels: 408,938 weights with ten outputs instead of 2,236,682
+MOBILENET_LAST = 1280  # channels before the dense layer, at any width up to 1
 # (expansion, channels, blocks, stride of the first block): table 2 of the paper
-STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+MOBILENET_STAGES = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
 
 
 class InvertedResidual(nn.Module):
@@ -52,19 +60,19 @@ def scaled_channels(channels: int, width: float) -> int:
     return near + 8 if near < 0.9 * channels * width else near
 
 
-def mobilenet(channels: int, outputs: int, first: nn.Module, width: float = WIDTH) -> nn.Sequential:
+def mobilenet(channels: int, outputs: int, first: nn.Module, width: float = MOBILENET_WIDTH) -> nn.Sequential:
     """MobileNetV2 (Sandler et al., CVPR 2018) behind a `first` layer, for pictures of so many channels.
 
     All strides are those of the paper, so of 32 x 32 pixels one place is left before the dense layer.
     """
     into = scaled_channels(32, width)
     layers = [first, *convolution(channels, into, 3, 2)]
-    for expansion, wanted, blocks, stride in STAGES:
+    for expansion, wanted, blocks, stride in MOBILENET_STAGES:
         out = scaled_channels(wanted, width)
         for step in itertools.islice(itertools.chain([stride], itertools.repeat(1)), blocks):
             layers.append(InvertedResidual(into, out, expansion, step))
             into = out
-    last = scaled_channels(LAST, max(1.0, width))
+    last = scaled_channels(MOBILENET_LAST, max(1.0, width))
     return nn.Sequential(
         *layers, *convolution(into, last, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(last, outputs)
     )
