@@ -249,5 +249,8 @@ def evaluate_cold_command(data: Path, columns: str, hide: float, dimension: int,
 
     ratings = read_ratings(data.expanduser(), columns).with_at_least(2)
     found = [evaluate_cold(ratings, Factorisation(dimension), hide, seed) for seed in range(seeds)]
-    lines = (f"{name:<26} {mean(f[name] for f in found):.4f}" for name in found[0])
+    lines = []
+    for name in found[0]:
+        average = mean(errors[name] for errors in found)
+        lines.append(f"{name:<26} {average:.4f}")
     print_result(found, as_json, "vectors of hidden items from  RMSE", *lines)

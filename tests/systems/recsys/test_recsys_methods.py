@@ -1,4 +1,4 @@
-"""Methods whose users keep a part of the model: they learn, go on to the bit, and nothing of it crosses the wire."""
+"""Methods with personal parameters: they learn, go on to the bit, and nothing of it crosses the wire."""
 
 from pathlib import Path
 from typing import Any

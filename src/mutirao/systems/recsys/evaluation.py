@@ -233,7 +233,9 @@ class HeldOut:
 
     def __call__(self, score: Callable[[slice], Scores]) -> dict[str, float]:
         """The metrics of these scores."""
-        ranks, sampled, tops = [], [], []
+        ranks = []
+        sampled = []
+        tops = []
         for users in self.parts:
             scores = score(users)
             target_scores = scores[np.arange(len(scores)), self.targets[users]]

@@ -66,7 +66,8 @@ def squared_kernel(
     right = np.zeros(even, np.float64)
     v = np.zeros(d, np.float32)
     for user in range(low, high):
-        begin, end = offsets[user], offsets[user + 1]
+        begin = offsets[user]
+        end = offsets[user + 1]
         v[:] = 0
         if passes == 0:
             n = 0
@@ -120,7 +121,8 @@ def squared_kernel(
                         v[0] = np.float32(1 - rebuild_lr * ridge_bias) * v[0] + pull
         for j in range(d):
             vectors[user, j] = v[j]
-        keep, back = np.float32(1 - lr * (decay + proximal)), np.float32(lr * proximal)
+        keep = np.float32(1 - lr * (decay + proximal))
+        back = np.float32(lr * proximal)
         q = begins[user] - 1
         for k in range(begin, end):
             if support[k]:
@@ -222,19 +224,29 @@ def bpr_kernel(
     for user in range(low, high):
         most = max(most, offsets[user + 1] - offsets[user])
     even = d + d % 2
-    space, scaled = np.zeros(even * (most + PAD), np.float32), np.zeros(even * (most + PAD), np.float32)
-    margin, under = np.zeros(most + PAD, np.float32), np.zeros(most + PAD, np.float32)
-    bias, pull, score = np.zeros(most + PAD, np.float32), np.zeros(most, np.float32), np.zeros(most, np.float32)
-    place, moving = np.zeros(most, np.int64), np.zeros(most, np.bool_)
-    root, right = np.zeros((even, even), np.float64), np.zeros(even, np.float64)
-    v, change, step = np.zeros(even, np.float64), np.zeros(even, np.float64), np.zeros(d, np.float32)
+    space = np.zeros(even * (most + PAD), np.float32)
+    scaled = np.zeros(even * (most + PAD), np.float32)
+    margin = np.zeros(most + PAD, np.float32)
+    under = np.zeros(most + PAD, np.float32)
+    bias = np.zeros(most + PAD, np.float32)
+    pull = np.zeros(most, np.float32)
+    score = np.zeros(most, np.float32)
+    place = np.zeros(most, np.int64)
+    moving = np.zeros(most, np.bool_)
+    root = np.zeros((even, even), np.float64)
+    right = np.zeros(even, np.float64)
+    v = np.zeros(even, np.float64)
+    change = np.zeros(even, np.float64)
+    step = np.zeros(d, np.float32)
     for user in range(low, high):
-        begin, end = offsets[user], offsets[user + 1]
+        begin = offsets[user]
+        end = offsets[user + 1]
         n = 0
         for k in range(begin, end):
             n += support[k] and partner[k] >= 0
         wide = (n + PAD - 1) // PAD * PAD
-        columns, bent = space[: even * wide].reshape(even, wide), scaled[: even * wide].reshape(even, wide)
+        columns = space[: even * wide].reshape(even, wide)
+        bent = scaled[: even * wide].reshape(even, wide)
         columns[:] = 0
         bias[:] = 0
         n = 0
@@ -248,7 +260,9 @@ def bpr_kernel(
                 n += 1
         v[:] = 0
         change[:] = 0
-        last, climb = 0.0, 0.0  # of the last step: size of the gradient, and its product with the step
+        # Of the last step: size of the gradient, and its product with the step.
+        last = 0.0
+        climb = 0.0
         for turn in range(passes if passes > 0 else NEWTON_STEPS):
             for k in range(wide):
                 margin[k] = bias[k]
@@ -313,7 +327,8 @@ def bpr_kernel(
                 for j in range(d if epochs > 0 else 0):
                     trained[base + q, j] = table[at[k], j]
                 q += 1
-        keep, back = np.float32(1 - lr * (decay + proximal)), np.float32(lr * proximal)
+        keep = np.float32(1 - lr * (decay + proximal))
+        back = np.float32(lr * proximal)
         for _ in range(epochs):
             pull[:q] = 0
             moving[:q] = False
@@ -341,7 +356,8 @@ def mark_support(seeds: Any, counts: Any, offsets: Any, support: Any) -> None:
     """
     order = np.zeros(0, np.int64)
     for user in range(len(seeds)):
-        begin, n = offsets[user], offsets[user + 1] - offsets[user]
+        begin = offsets[user]
+        n = offsets[user + 1] - offsets[user]
         if len(order) < n:
             order = np.zeros(n, np.int64)
         for k in range(n):

@@ -425,8 +425,10 @@ def fill_negatives(
     Compiled by numba. Random numbers are SplitMix64's (Steele, Lea and Flood, 2014), samples the first of Fisher-Yates
     shuffles: `fill_negatives_numpy` samples the same.
     """
-    free, mark = np.zeros(items, np.int32), np.zeros(items, np.int32)
-    order, chosen = np.zeros(items, np.int32), np.zeros(items, np.bool_)
+    free = np.zeros(items, np.int32)
+    mark = np.zeros(items, np.int32)
+    order = np.zeros(items, np.int32)
+    chosen = np.zeros(items, np.bool_)
     for user in range(len(seeds)):
         first, n = offsets[user], offsets[user + 1] - offsets[user]
         wanted = ends[user + 1] - ends[user] - n

@@ -123,13 +123,7 @@ def match(a: Catalogue, b: Catalogue, threshold: float = 75.0, verdicts: Verdict
     >>> match(a, b).pairs
     (('Matrix, The', 'The Matrix'),)
     """
-    if not 0 < threshold <= 100:
-        raise ConfigError(f"threshold is {threshold!r}, but must be above 0 and at most 100 per cent")
-    for catalogue, which in ((a, "first"), (b, "second")):
-        if not len(catalogue):
-            raise ConfigError(f"the {which} catalogue is empty: there is nothing to match")
-    if find_spec("rapidfuzz") is None:
-        raise ConfigError("matching titles needs rapidfuzz: pip install 'mutirao[recsys]'")
+    _check_inputs(a, b, threshold)
     found, refused = _apply_verdicts(a, b, verdicts or {})
     compared = {(p.a, p.b) for p in (*found, *refused)}
     titles_a = _parse_titles(a)
@@ -172,6 +166,16 @@ def match(a: Catalogue, b: Catalogue, threshold: float = 75.0, verdicts: Verdict
         refused=tuple(refused),
         repeated=(sum(n > 1 for n in count_a.values()), sum(n > 1 for n in count_b.values())),
     )
+
+
+def _check_inputs(a: Catalogue, b: Catalogue, threshold: float) -> None:
+    if not 0 < threshold <= 100:
+        raise ConfigError(f"threshold is {threshold!r}, but must be above 0 and at most 100 per cent")
+    for catalogue, which in ((a, "first"), (b, "second")):
+        if not len(catalogue):
+            raise ConfigError(f"the {which} catalogue is empty: there is nothing to match")
+    if find_spec("rapidfuzz") is None:
+        raise ConfigError("matching titles needs rapidfuzz: pip install 'mutirao[recsys]'")
 
 
 def _apply_verdicts(a: Catalogue, b: Catalogue, verdicts: Verdicts) -> tuple[list[Pair], list[Pair]]:

@@ -157,7 +157,8 @@ def sgd_epoch(p: Any, q: Any, users: Any, items: Any, y: Any, order: Any, biases
     d = p.shape[1]
     first = 1 if biases else 0
     total = 0.0
-    rate, keep = np.float32(lr), np.float32(1 - lr * decay)
+    rate = np.float32(lr)
+    keep = np.float32(1 - lr * decay)
     for t in range(len(order)):
         k = order[t]
         u, i = users[k], items[k]
@@ -274,7 +275,9 @@ def skipgram_epoch(
     """
     d = inner.shape[1]
     change = np.zeros(d, np.float32)
-    one, last, state = np.float32(1), np.uint64(len(table) - 1), first
+    one = np.float32(1)
+    last = np.uint64(len(table) - 1)
+    state = first
     begin = 0
     for end in ends:
         for k in range(begin, end):

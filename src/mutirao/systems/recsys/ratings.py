@@ -228,7 +228,10 @@ def plant(users: int, items: int, draw: np.random.Generator, rank: int = 4, nois
     popularity = np.log1p(np.arange(items)) * -0.8  # log probability of being seen, before tastes
     draw.shuffle(popularity)
     counts = np.minimum(20 + draw.lognormal(3.2, 0.9, users).astype(int), min(200, items // 2))
-    owner, row, value, time = [], [], [], []
+    owner = []
+    row = []
+    value = []
+    time = []
     for u, count in enumerate(counts.tolist()):
         liking = user_bias[u] + item_bias + item_trait @ user_trait[u]
         chance = popularity + 0.5 * liking + draw.gumbel(size=items)
@@ -237,7 +240,16 @@ def plant(users: int, items: int, draw: np.random.Generator, rank: int = 4, nois
         row.append(mine)
         value.append(np.clip(np.rint(3.6 + liking[mine] + draw.normal(0, noise, count)), 1, 5))
         time.append(START + np.sort(draw.integers(0, SPAN, count)))
-    columns = [np.concatenate(part) for part in (owner, row, value, time)]
-    ids, titles = (tuple(f"{before}{i}" for i in range(items)) for before in ("", "Item "))
-    known = Catalogue(ids, titles, np.zeros(items, np.int32), np.zeros(items, np.int64))
-    return gather(columns[0].astype(np.int64), columns[1].astype(np.int64), columns[2], columns[3], known)
+    known = Catalogue(
+        ids=tuple(str(i) for i in range(items)),
+        titles=tuple(f"Item {i}" for i in range(items)),
+        years=np.zeros(items, np.int32),
+        counts=np.zeros(items, np.int64),
+    )
+    return gather(
+        users=np.concatenate(owner).astype(np.int64),
+        items=np.concatenate(row).astype(np.int64),
+        values=np.concatenate(value),
+        times=np.concatenate(time),
+        known=known,
+    )
