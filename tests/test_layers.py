@@ -13,7 +13,7 @@ import mutirao
 HOME = Path(mutirao.__file__).parent
 # From the ground up; rooms on one line may use each other as long as there is no ring.
 FLOORS = [
-    "errors randomness metrics stats registry config io risk templates research_notice",
+    "errors deprecation randomness metrics stats registry config io risk templates research_notice",
     "core",
     "aggregation selection clustering robustness privacy compression partitioning",
     "training",

@@ -14,8 +14,9 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from mutirao.deprecation import former_names
 from mutirao.errors import ConfigError
 from mutirao.registry import check_module, check_part, is_dotted
 
@@ -519,3 +520,13 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML: {one_line(error)}") from error
+
+
+if not TYPE_CHECKING:  # a module-level __getattr__ would let every misspelt name pass
+    __getattr__ = former_names(
+        __name__,
+        {
+            "complete": "complete_part",
+            "read": "read_toml",
+        },
+    )

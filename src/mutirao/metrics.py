@@ -3,10 +3,12 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from mutirao.deprecation import former_names
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -382,3 +384,15 @@ def _mean_over_queries(values: Floats, answerable: npt.NDArray[np.bool_], empty:
     if np.isnan(empty):
         return float(values[answerable].mean()) if answerable.any() else float("nan")
     return float(np.where(answerable, values, empty).mean())
+
+
+if not TYPE_CHECKING:  # a module-level __getattr__ would let every misspelt name pass
+    __getattr__ = former_names(
+        __name__,
+        {
+            "classification_figures": "classification_metrics",
+            "judge_classes": "evaluate_logits",
+            "regression_figures": "regression_metrics",
+            "wobble_in": "final_std",
+        },
+    )

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from mutirao.deprecation import former_names
 from mutirao.randomness import rng
 
 Floats = npt.NDArray[np.float64]
@@ -214,3 +216,13 @@ def bootstrap(values: Sequence[float], draw: np.random.Generator, level: float =
     means = x[draw.integers(0, len(x), (draws, len(x)))].mean(axis=1)
     low, high = np.quantile(means, [0.5 - level / 2, 0.5 + level / 2])
     return Interval(float(x.mean()), float(high - low) / 2)
+
+
+if not TYPE_CHECKING:  # a module-level __getattr__ would let every misspelt name pass
+    __getattr__ = former_names(
+        __name__,
+        {
+            "sizes_of": "effect_size_rows",
+            "span": "central_interval",
+        },
+    )

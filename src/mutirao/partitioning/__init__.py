@@ -10,11 +10,12 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from mutirao.deprecation import former_names
 from mutirao.errors import ConfigError
 from mutirao.partitioning.base import (
     Counts,
@@ -417,3 +418,14 @@ def _split_among_owners(
         assigned.append(turn[np.arange(many) % len(who)])
         spare[turn[: many % len(who)]] += 1
     return rows_by_owner(order, np.concatenate(assigned), clients)
+
+
+if not TYPE_CHECKING:  # a module-level __getattr__ would let every misspelt name pass
+    __getattr__ = former_names(
+        __name__,
+        {
+            "deal_tests": "split_test_set",
+            "like": "sample_like",
+            "most_alike": "largest_similar_size",
+        },
+    )

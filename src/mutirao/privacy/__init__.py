@@ -17,7 +17,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_
 from mutirao.core.parts import AnyAggregator, AnyHandler, AnySelector, Many, as_aggregator, as_handler
 from mutirao.core.rounds import Round, Run
 from mutirao.core.sparse_rows import to_dense
+from mutirao.deprecation import former_names
 from mutirao.errors import BudgetSpent, ConfigError, Refused
 from mutirao.privacy.accounting import Releases, add_releases, epsilon, worst_case
 from mutirao.privacy.central_noise import CLIP, NoisyMean, Poisson
@@ -429,3 +430,16 @@ def privacy_summary(part: Part, run: Run) -> dict[str, Any] | None:
     terms = {"target" if k == EPSILON else k: v for k, v in part.settings.items() if k != EPSILON or v}
     protected = protects if privacy.repeatable else privacy.protects
     return {"kind": part.name, "protects": protected, privacy.column: spent, **terms, "budget": privacy.budget}
+
+
+if not TYPE_CHECKING:  # a module-level __getattr__ would let every misspelt name pass
+    __getattr__ = former_names(
+        __name__,
+        {
+            "Follow": "AdaptiveClip",
+            "Noised": "NoisyMean",
+            "Open": "NoPrivacy",
+            "Shielded": "LocalPrivacyHandler",
+            "promise": "privacy_summary",
+        },
+    )

@@ -8,7 +8,7 @@ have sent had they been honest; they know nothing of the other clients. `Attacke
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from mutirao.core.arrays import Array, Arrays, cast_to, flat
 from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Site, Wrapper, collect
 from mutirao.core.parts import AnyHandler, as_handler, with_defaults
 from mutirao.core.validation import MOST_SAMPLES
+from mutirao.deprecation import former_names
 from mutirao.randomness import rng
 
 Replies = dict[ClientId, Reply]
@@ -478,3 +479,15 @@ def farthest(bases: Sequence[Array], away: Array, updates: Sequence[Array]) -> f
 def with_update(reply: Reply, current: Arrays, update: Arrays) -> Reply:
     """The reply with another update."""
     return replace(reply, arrays={k: cast_to(v + update[k], v.dtype) for k, v in current.items()})
+
+
+if not TYPE_CHECKING:  # a module-level __getattr__ would let every misspelt name pass
+    __getattr__ = former_names(
+        __name__,
+        {
+            "Swarm": "Sybils",
+            "complete": "with_defaults",
+            "liars_among": "malicious_among",
+            "verdicts": "detection_rates",
+        },
+    )
