@@ -139,7 +139,7 @@ class ReadCache(dict[tuple[str, int], Pair]):
 def read_cached(data: Any, target: str, limit: int) -> Pair:
     """The result of `read_items`, read only once: clients need their data every round, and reading may be slow."""
     own = getattr(data, "__dict__", {})
-    mark = id(data), count_samples(data), [(name, id(value)) for name, value in own.items() if name != CACHE_ATTRIBUTE]
+    mark = id(data), dataset_length(data), [(name, id(value)) for name, value in own.items() if name != CACHE_ATTRIBUTE]
     notes = own.get(CACHE_ATTRIBUTE)
     if not isinstance(notes, ReadCache) or notes.mark != mark:
         notes = own[CACHE_ATTRIBUTE] = ReadCache(mark)
@@ -148,7 +148,7 @@ def read_cached(data: Any, target: str, limit: int) -> Pair:
     return notes[target, limit]
 
 
-def count_samples(data: Any) -> int:
+def dataset_length(data: Any) -> int:
     """The length of a Dataset; ValueError if it has none."""
     try:
         return len(data)
@@ -158,7 +158,7 @@ def count_samples(data: Any) -> int:
 
 def read_items(data: Any, target: str, limit: int) -> Pair:
     """All samples of a map-style Dataset, stacked if they fit into `limit` bytes, otherwise read when needed."""
-    if not (count := count_samples(data)):
+    if not (count := dataset_length(data)):
         raise ValueError(f"{describe_type(data)} is empty")
     x, y = split_item(data[0], target)
     if hasattr(data, "column_names") and isinstance(data[0], Mapping) and size_of(x) * count <= limit:

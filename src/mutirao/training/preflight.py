@@ -228,7 +228,7 @@ def check_batch(
     if is_classes(y):
         if not isinstance(outputs, Tensor):
             refuse(f"the model gives a {type(outputs).__name__} where classes need a tensor, a number for each class")
-        check_labels(trainer.loss, outputs, stores)
+        check_label_range(trainer.loss, outputs, stores)
     given = describe_tensor(outputs) if isinstance(outputs, Tensor) else type(outputs).__name__
     pair = f"outputs {given} and labels {describe_tensor(y)}"
     try:
@@ -276,7 +276,7 @@ def is_classification_loss(loss: Any) -> bool:
     return loss in (functional.cross_entropy, functional.nll_loss) or isinstance(loss, CLASSIFICATION_LOSSES)
 
 
-def check_labels(loss: Any, outputs: Tensor, stores: Sequence[SampleStore]) -> None:
+def check_label_range(loss: Any, outputs: Tensor, stores: Sequence[SampleStore]) -> None:
     """Raise for labels without a model output, naming the first client that has them."""
     if is_classification_loss(loss) and outputs.dim() > 1 and stores[0].y.dim() == outputs.dim() - 1:
         raise_first(

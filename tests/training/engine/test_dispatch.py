@@ -16,7 +16,7 @@ from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.metrics import evaluate_logits, regression_metrics
 from mutirao.simulation.local_fleet import LocalFleet
-from mutirao.training.engine.batched_evaluation import evaluate_clients
+from mutirao.training.engine.batched_evaluation import evaluate_in_batches
 from mutirao.training.engine.dispatch import choose_engine
 from mutirao.training.engine.jobs import Job, plan_jobs
 from mutirao.training.engine.stacked import assign_to_stacks
@@ -256,7 +256,7 @@ def test_figures_of_ones_own_are_told_by_every_client_one_by_one_or_at_once(clas
     arrays = trainer.initial(0)
     requests = {c: Request("evaluate", arrays, {"seed": 0, "round": 1}) for c in population}
     sites = {c: Site(c, d) for c, d in population.items()}
-    together = evaluate_clients(trainer, requests, sites)
+    together = evaluate_in_batches(trainer, requests, sites)
     assert together.keys() == population.keys()
     for client, reply in together.items():
         alone, samples = trainer(requests[client], sites[client]), population[client].test

@@ -32,17 +32,17 @@ def draw_secret() -> bytes:
 
 def public_of(secret: bytes) -> bytes:
     """The public key of a secret."""
-    return private_key(secret).public_key().public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
+    return elliptic_curve_key(secret).public_key().public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
 
 
-def private_key(secret: bytes) -> ec.EllipticCurvePrivateKey:
+def elliptic_curve_key(secret: bytes) -> ec.EllipticCurvePrivateKey:
     """A secret as a private key."""
     return ec.derive_private_key(int.from_bytes(secret, "little"), CURVE)
 
 
 def shared_key(secret: bytes, public: bytes) -> bytes:
     """The key shared by two parties that know each other's public key; ValueError for an invalid key."""
-    return generate_shared_key(private_key(secret), ec.EllipticCurvePublicKey.from_encoded_point(CURVE, public))
+    return generate_shared_key(elliptic_curve_key(secret), ec.EllipticCurvePublicKey.from_encoded_point(CURVE, public))
 
 
 def is_public(key: bytes) -> bool:

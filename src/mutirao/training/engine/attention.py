@@ -154,7 +154,7 @@ def accelerate_encoders(module: nn.Module) -> nn.Module:
         return module
     for layer in module.modules():
         if type(layer) is nn.TransformerEncoderLayer and supports_encoder(layer):
-            layer.forward = partial(encode, layer)  # type: ignore[method-assign]
+            layer.forward = partial(run_encoder, layer)  # type: ignore[method-assign]
     return module
 
 
@@ -184,7 +184,7 @@ def encoder_weights(layer: nn.TransformerEncoderLayer) -> list[Tensor]:
     return [inner.in_proj_weight, inner.in_proj_bias, *(w for part in pairs for w in (part.weight, part.bias))]
 
 
-def encode(
+def run_encoder(
     layer: nn.TransformerEncoderLayer,
     src: Tensor,
     src_mask: Tensor | None = None,

@@ -66,7 +66,7 @@ def custom_metrics(trainer: PlainTrainer, seen: Sequence[tuple[Array, Array]]) -
     return {name: float(value) for name, value in trainer.figures(outputs, labels).items()}
 
 
-def evaluate_clients(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outcomes:
+def evaluate_in_batches(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outcomes:
     """Replies to `evaluate` and `probe`; clients that need a pass of their own are left out."""
     outcomes: Outcomes = {}
     groups: dict[tuple[str, int, Any, frozenset[str]], list[tuple[ClientId, Samples, int]]] = {}

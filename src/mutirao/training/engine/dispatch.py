@@ -15,7 +15,7 @@ from torch.utils.flop_counter import flop_registry
 from mutirao.core.fleet import ClientId, Reply, Request, Site, failure_of
 from mutirao.errors import Refused
 from mutirao.training.corrections import add_correction, finish_correction
-from mutirao.training.engine.batched_evaluation import evaluate_clients, evaluate_model
+from mutirao.training.engine.batched_evaluation import evaluate_in_batches, evaluate_model
 from mutirao.training.engine.compiled_step import CompiledStep
 from mutirao.training.engine.fused import fits_kernel, train_fused
 from mutirao.training.engine.jobs import Job, group_by_kind, plan_jobs, require_tensors
@@ -115,7 +115,7 @@ def answer_requests(trainer: PlainTrainer, requests: Requests, sites: Sites) -> 
     training = {c: r for c, r in requests.items() if r.do == "train" and c not in refused}
     evaluations = {c: r for c, r in requests.items() if r.do in ("evaluate", "probe") and c not in refused}
     with one_thread():
-        outcomes = refused | train_many(trainer, training, sites) | evaluate_clients(trainer, evaluations, sites)
+        outcomes = refused | train_many(trainer, training, sites) | evaluate_in_batches(trainer, evaluations, sites)
         for client in requests.keys() - outcomes.keys():
             outcomes[client] = answer_or_failure(partial(answer_request, trainer), requests[client], sites[client])
     return dict(sorted(outcomes.items()))

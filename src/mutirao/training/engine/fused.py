@@ -103,14 +103,14 @@ def train_client(layers: Sequence[DenseLayer], job: Job, x: Array, y: Array, row
     arrays = {name: np.array(array, np.float32, order="C") for name, array in job.arrays.items()}
     squared = np.zeros(len(rows), np.uint8) if "squared_errors" in job.extras else None
     seed = derive_seed(int(job.request.config["seed"]), int(job.request.config["round"]), "torch", job.client)
-    loss, right = run_kernel(
+    loss, right = run_dense_kernel(
         job.trainer, job.hyperparameters, layers, arrays, seed, x, y, rows, job.lengths, squared, pull=job.pull
     )
     extras = {} if squared is None else squared_error_extras(squared, job.lengths)
     return Reply(arrays, extras, training_metrics(loss, right, len(rows)), len(job.samples))
 
 
-def run_kernel(
+def run_dense_kernel(
     trainer: PlainTrainer,
     hyperparameters: LocalHyperparameters,
     layers: Sequence[DenseLayer],
@@ -271,7 +271,7 @@ def verify_layers(trainer: PlainTrainer, layers: list[DenseLayer], kind: tuple[A
             raise Unsupported("some of its layers are not used")
         before = [p.detach().clone() for p in named.values()]
         wanted = [-(g + trainer.weight_decay * p) for p, g in zip(before, slopes, strict=True)]
-        total, _ = run_kernel(trainer, far, layers, arrays, draw, x, y, rows, lengths, None)
+        total, _ = run_dense_kernel(trainer, far, layers, arrays, draw, x, y, rows, lengths, None)
         moved = [torch.from_numpy(arrays[n]) - p for n, p in zip(named, before, strict=True)]
         mean = loss.item()
         if not is_close(moved, wanted, TOLERANCE) or abs(total / VERIFIED_SAMPLES - mean) > TOLERANCE * (1 + abs(mean)):

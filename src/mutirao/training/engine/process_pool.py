@@ -66,7 +66,7 @@ def train_processes(trainer: PlainTrainer, jobs: Sequence[Job]) -> dict[ClientId
             outcome, state = worker.do((job.request, job.client, data, job.site.state))
             job.site.state.clear()
             job.site.state.update(state)
-        except WorkerDied as error:
+        except TrainingProcessDied as error:
             worker = ForkedWorker(trainer)
             outcome = Failure("error", str(error))
         except Exception as error:  # what cannot be sent is this client's failure alone
@@ -94,7 +94,7 @@ def idle_workers(trainer: PlainTrainer) -> "queue.SimpleQueue[ForkedWorker]":
     return found
 
 
-class WorkerDied(Exception):
+class TrainingProcessDied(Exception):
     """A worker process ended before it replied."""
 
 
@@ -109,7 +109,7 @@ class ForkedWorker:
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                worker_loop(trainer, theirs, self.there, self.back, parent)
+                run_training_worker(trainer, theirs, self.there, self.back, parent)
             finally:
                 # Skip the parent's exit handlers and buffers, which the child has copies of.
                 os._exit(0)
@@ -123,7 +123,7 @@ class ForkedWorker:
             return self.back.take(self.pipe.recv(), copy=True)
         except (EOFError, OSError) as error:
             self.end()
-            raise WorkerDied("the process that trained it ended") from error
+            raise TrainingProcessDied("the process that trained it ended") from error
 
 
 def kill_worker(pid: int, pipe: Connection, parent: int) -> None:
@@ -135,7 +135,7 @@ def kill_worker(pid: int, pipe: Connection, parent: int) -> None:
             os.waitpid(pid, 0)
 
 
-def worker_loop(
+def run_training_worker(
     trainer: PlainTrainer, pipe: Connection, there: "SharedBuffer", back: "SharedBuffer", parent: int
 ) -> None:
     """A worker's main loop; it ends with its parent and ignores interrupts, which the parent handles."""
