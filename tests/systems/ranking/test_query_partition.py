@@ -256,7 +256,7 @@ def test_moments_that_make_no_sense_are_refused():
     for key, value in (("sum", np.nan), ("squares", np.inf), ("squares", -1.0)):
         with pytest.raises(ConfigError, match="not finite, or negative"):
             combine_moments([good, good | {key: np.full(3, value)}])
-    with pytest.raises(ConfigError, match="a row a sample"):
+    with pytest.raises(ConfigError, match="one row a sample"):
         measure_moments(np.ones(3))
     with pytest.raises(ConfigError, match="'sqrt' is not one of none, log"):
         measure_moments(np.ones((2, 3)), "sqrt")
