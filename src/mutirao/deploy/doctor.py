@@ -270,7 +270,9 @@ def check_policy_and_data(node: Node) -> Iterator[Finding]:
     place = Path(str(data)).expanduser()
     try:
         empty = place.is_dir() and next(place.iterdir(), None) is None
-        wrong = "is not there" if not place.exists() else "is empty" if empty else ""
+        wrong = "is empty" if empty else ""
+        if not place.exists():
+            wrong = "is not there"
         if not wrong and not os.access(place, os.R_OK):
             wrong = "cannot be read by this user"
     except OSError as error:

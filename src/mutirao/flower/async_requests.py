@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class PendingRequest:
+class SentRequest:
     """A request that was sent, without its arrays: its client, its node, and when."""
 
     client: ClientId
@@ -36,8 +36,8 @@ class AsyncRequests(Generic[T]):
         at_once: int,
         timeout: float,
         mailbox: Mailbox[T],
-        send: Callable[[Mapping[ClientId, Request]], tuple[dict[str, PendingRequest], dict[ClientId, Failure]]],
-        check: Callable[[PendingRequest, T | Failure], Reply | Failure],
+        send: Callable[[Mapping[ClientId, Request]], tuple[dict[str, SentRequest], dict[ClientId, Failure]]],
+        check: Callable[[SentRequest, T | Failure], Reply | Failure],
         closed: threading.Event,
     ) -> None:
         self.buffer = buffer
@@ -48,7 +48,7 @@ class AsyncRequests(Generic[T]):
         self.check = check
         self.closed = closed
         self.queue: dict[ClientId, Request] = {}
-        self.sent: dict[str, PendingRequest] = {}
+        self.sent: dict[str, SentRequest] = {}
         self.come: deque[tuple[ClientId, Reply | Failure]] = deque()  # and not returned yet
 
     def clients(self) -> frozenset[ClientId]:

@@ -63,9 +63,9 @@ def flower_request_in(message: Message, seed: int) -> Request:
     records = list(content.array_records.values())
     if len(records) != 1:
         raise MalformedError(f"a request has one ArrayRecord, this one {len(records)}")
-    told: dict[str, Any] = {k: v for record in content.config_records.values() for k, v in record.items()}
+    settings: dict[str, Any] = {k: v for record in content.config_records.values() for k, v in record.items()}
     ours = {theirs: ours for ours, theirs in FLOWER_NAMES.items()}
-    config = {"seed": seed, "round": 0, **{ours.get(k, k): v for k, v in told.items()}}
+    config = {"seed": seed, "round": 0, **{ours.get(k, k): v for k, v in settings.items()}}
     return Request(do, unpack(records[0]), config)
 
 
@@ -96,14 +96,14 @@ def read(content: RecordDict, key: str) -> Reply:
     models = [record for name, record in content.array_records.items() if name != EXTRAS]
     if len(models) > 1:
         raise MalformedError(f"the reply has {len(models)} ArrayRecords, not one")
-    told: dict[str, Any] = {k: v for record in content.metric_records.values() for k, v in record.items()}
-    n = told.pop(key, None)
+    values: dict[str, Any] = {k: v for record in content.metric_records.values() for k, v in record.items()}
+    n = values.pop(key, None)
     if isinstance(n, list) or n is None or not math.isfinite(n) or n != int(n):
         raise MalformedError(f"the metric {key!r} is missing or no whole number")
-    extras = {k: np.asarray(v) for k, v in told.items() if isinstance(v, list)}
+    extras = {k: np.asarray(v) for k, v in values.items() if isinstance(v, list)}
     if isinstance(more := content.get(EXTRAS), ArrayRecord):
         extras |= unpack(more)
-    metrics = {k: float(v) for k, v in told.items() if not isinstance(v, list)}
+    metrics = {k: float(v) for k, v in values.items() if not isinstance(v, list)}
     return Reply(unpack(models[0]) if models else {}, errors_in(extras), metrics, int(n))
 
 

@@ -17,7 +17,7 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.digests import reply_fingerprint
 from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Scalar, collect
 from mutirao.core.roster import Roster
-from mutirao.flower.async_requests import AsyncRequests, PendingRequest
+from mutirao.flower.async_requests import AsyncRequests, SentRequest
 from mutirao.flower.compat import flower_message, flower_reply_in, required_extras
 from mutirao.flower.mailbox import Mailbox, Read
 from mutirao.flower.messages import (
@@ -167,7 +167,7 @@ class FlowerFleet(Fleet):
         for message_id, answer in self._listen(sent, self.timeout, lambda i, answer: self._read(sent[i], answer)):
             yield sent[message_id].client, self._check_answer(sent[message_id], answer)
 
-    def _send(self, requests: Mapping[ClientId, Request]) -> tuple[dict[str, PendingRequest], dict[ClientId, Failure]]:
+    def _send(self, requests: Mapping[ClientId, Request]) -> tuple[dict[str, SentRequest], dict[ClientId, Failure]]:
         """Push the requests; what is on its way by the number of its message, and who cannot be reached."""
         messages: dict[ClientId, Message] = {}
         failed: dict[ClientId, Failure] = {}
@@ -191,23 +191,23 @@ class FlowerFleet(Fleet):
                 content["extras"] = pack_once(request.extras)
             messages[client] = request_message(request, content, node, self.timeout, self._where())
         taken = set(self.grid.push_messages(list(messages.values())))
-        sent: dict[str, PendingRequest] = {}
+        sent: dict[str, SentRequest] = {}
         for client, message in messages.items():
             about = message.metadata
             if about.message_id in taken:  # what was sent is not needed any more: a model may be large
-                sent[about.message_id] = PendingRequest(client, about.dst_node_id, replace(requests[client], arrays={}))
+                sent[about.message_id] = SentRequest(client, about.dst_node_id, replace(requests[client], arrays={}))
             else:
                 failed[client] = Failure("gone", "the SuperLink did not take the message")
         return sent, failed
 
-    def _read(self, sent: PendingRequest, answer: Message) -> Reply | Failure | CheckedAnswer:
+    def _read(self, sent: SentRequest, answer: Message) -> Reply | Failure | CheckedAnswer:
         """What an answer to a request holds."""
         if self.plain:
             return flower_reply_in(answer, sent.node, required_extras(sent.request))
         reply = reply_in(answer, sent.node)
         return reply if isinstance(reply, Failure) else CheckedAnswer(reply, without_arrays(answer))
 
-    def _check_answer(self, sent: PendingRequest, answer: Reply | Failure | CheckedAnswer) -> Reply | Failure:
+    def _check_answer(self, sent: SentRequest, answer: Reply | Failure | CheckedAnswer) -> Reply | Failure:
         return self._approve(sent.client, answer, sent.request) if isinstance(answer, CheckedAnswer) else answer
 
     def _approve(self, client: ClientId, opened: CheckedAnswer, request: Request) -> Reply | Failure:

@@ -191,7 +191,11 @@ def failure_in(message: Message, node: int) -> Failure | None:
     """Why a message is not the answer of that node's client code, if so."""
     if message.has_error():  # first: errors of a lost node come from the SuperLink itself
         code = message.error.code
-        kind = "gone" if code in UNREACHABLE else "refused" if code == REFUSED else "raised"
+        kind = "raised"
+        if code in UNREACHABLE:
+            kind = "gone"
+        elif code == REFUSED:
+            kind = "refused"
         return Failure(kind, clean_line(message.error.reason or f"Flower's error {message.error.code}"))
     if message.metadata.src_node_id != node:
         return Failure("malformed", "the answer comes from another node")

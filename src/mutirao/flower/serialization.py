@@ -45,7 +45,7 @@ def deserialize(parcel: FlowerArray) -> Arrays:
     try:
         (length,) = HEAD.unpack_from(data)
         rows = json.loads(data[HEAD.size : HEAD.size + length])
-        table = [table_row(*row) for row in rows]
+        table = [array_entry(*row) for row in rows]
     except MalformedError:
         raise
     except Exception as error:
@@ -66,7 +66,7 @@ def deserialize(parcel: FlowerArray) -> Arrays:
     return arrays
 
 
-def table_row(name: Any, descr: Any, shape: Any, turned: Any) -> tuple[str, np.dtype[Any], tuple[int, ...], bool]:
+def array_entry(name: Any, descr: Any, shape: Any, turned: Any) -> tuple[str, np.dtype[Any], tuple[int, ...], bool]:
     """One line of the table, if it can be one."""
     if not isinstance(name, str) or not isinstance(descr, str) or len(shape) > MOST_DIMENSIONS:
         raise MalformedError("the table of a bundle names no array")

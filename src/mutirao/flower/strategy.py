@@ -171,9 +171,11 @@ class Strategy(FlowerStrategy):
         method = config_for(
             {"round": server_round, **request_config(self.cohort.needs)}
         )  # as it must be, whatever the app says
-        asked = {"extras": ",".join(wanted)} if (wanted := sorted(self.wanted - USUAL)) else {}
-        told = {"seed": self.seed, **config, **method, **asked}
-        return self.write(arrays, ConfigRecord(told), self.chosen, MessageType.TRAIN)
+        asked: dict[str, Any] = {}
+        if wanted := sorted(self.wanted - USUAL):
+            asked["extras"] = ",".join(wanted)
+        settings = {"seed": self.seed, **config, **method, **asked}
+        return self.write(arrays, ConfigRecord(settings), self.chosen, MessageType.TRAIN)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

@@ -18,7 +18,7 @@ from mutirao.deploy.policy import content_hash as content
 from mutirao.deploy.policy.content_hash import content_hash
 from mutirao.deploy.policy.description import describe_policy, weaknesses
 from mutirao.deploy.policy.enforcement import Requester, approve
-from mutirao.deploy.policy.pins import VARYING, settings_at_site, settings_of
+from mutirao.deploy.policy.pins import VARYING, settings_of, settings_with_constants
 from mutirao.deploy.policy.rules import (
     Policy,
     PrivacyRules,
@@ -199,7 +199,7 @@ def test_the_template_pins_the_model_and_what_was_agreed_on(tmp_path: Path) -> N
 
 
 def test_a_pin_of_what_is_a_constant_now_holds_at_its_value_only(tmp_path: Path) -> None:
-    settings = settings_at_site("recsys", [("start", "consent")])
+    settings = settings_with_constants("recsys", [("start", "consent")])
     lines = policy_template(["recsys"], [("start", "consent")]).replace(
         "start.share = ", "start.whiten = false\nstart.share = "
     )

@@ -173,7 +173,7 @@ class Living:
 
     def __call__(self, draw: Draw) -> None:
         """Damaged greetings, and damaged questions after a sound one."""
-        answer, worker.answer_request = worker.answer_request, lambda facts, groups: ({"n": len(facts)}, groups)
+        answer, worker.handle_request = worker.handle_request, lambda facts, groups: ({"n": len(facts)}, groups)
         try:
             greeting = a_frame(draw, {"stamp": "right"}) if draw.random() < 0.3 else b""
             self.say(greeting or self.sound({"stamp": "right"}) + a_frame(draw, {"ask": "open", "order": ORDER}))
@@ -182,7 +182,7 @@ class Living:
             assert b'"fits": true' in told, told[:200]
             assert b'"n": 1' in told, told[:200]
         finally:
-            worker.answer_request = answer
+            worker.handle_request = answer
 
     def sound(self, facts: dict[str, Any]) -> bytes:
         recorder = Recorder()

@@ -168,14 +168,14 @@ def server_facts(server: Server, works: bool) -> Facts:
     trail, faults = check_chain(server.trail) if server.trail.exists() else ([], [])
     outs = [Path(str(event.get("out", ""))) for event in trail if event["event"] == "submitted"]
     runs = run_folders(server.runs, outs)
-    told = [client_reports_in(path) for path in runs]
-    sites = [facts_of_site(key, links, told) for key in sorted(server.sites.glob("*.pub"))]
+    reports = [client_reports_in(path) for path in runs]
+    sites = [facts_of_site(key, links, reports) for key in sorted(server.sites.glob("*.pub"))]
     latest = [without_hashes(event) for event in reversed(trail[-SHOWN:])]
     return {
         "sites": sites,
         "certificates": [certificate_facts(server.certificate), certificate_facts(server.ca)],
         "run_folders": sorted((run_facts(path, server.runs) for path in runs), key=by_change, reverse=True)[:SHOWN],
-        "refused": refused_facts(server, sites, told),
+        "refused": refused_facts(server, sites, reports),
         "trail": latest,
         "problems": [*([problem] if problem else []), *faults],
     }
@@ -191,7 +191,9 @@ def by_change(run: Facts) -> str:
     return str(run["changed"])
 
 
-def facts_of_site(key: Path, links: dict[str, control_calls.SiteConnection] | None, told: list[ClientReports]) -> Facts:
+def facts_of_site(
+    key: Path, links: dict[str, control_calls.SiteConnection] | None, reports: list[ClientReports]
+) -> Facts:
     """What is known of the site with this key; `connected` is null where the SuperLink cannot be asked."""
     try:
         client = keys.client_of_key(key)
@@ -200,9 +202,9 @@ def facts_of_site(key: Path, links: dict[str, control_calls.SiteConnection] | No
         client = key.stem
         fingerprint = f"cannot be read: {error}"
     link = (links or {}).get(fingerprint)
-    rounds = [facts for folder in told if (facts := folder.last.get(client))]
+    rounds = [facts for folder in reports if (facts := folder.last.get(client))]
     versions: dict[str, str] = {}
-    for folder in told:
+    for folder in reports:
         versions = dict(folder.versions.get(client, versions))
     return {
         "name": key.stem,
@@ -227,10 +229,10 @@ def certificate_facts(path: Path) -> Facts:
     return {"file": path.name, "days_left": left, "until": ends.isoformat(), "state": state, "problem": ""}
 
 
-def refused_facts(server: Server, sites: list[Facts], told: list[ClientReports]) -> list[Facts]:
+def refused_facts(server: Server, sites: list[Facts], reports: list[ClientReports]) -> list[Facts]:
     """What sites refused, by rule, and what the SuperLink refused them, by call; the latest first."""
     names = {site["client"]: site["name"] for site in sites}
-    by_site = [{"by": "site", "site": names.get(r["client"], r["client"]), **r} for t in told for r in t.refused]
+    by_site = [{"by": "site", "site": names.get(r["client"], r["client"]), **r} for t in reports for r in t.refused]
     by_site.sort(key=lambda r: (str(r["time"]), r["round"]), reverse=True)
     return [*by_site[:SHOWN], *refused_in_log(server, {site["key"]: site["name"] for site in sites})]
 
@@ -317,11 +319,11 @@ def requests_in(trail: Path, mark: Any) -> tuple[list[Facts], list[str]]:
         if kind == "asked":
             open_ones[who] = request
         else:
-            request |= {"answer": kind, "answered": event.get("time", ""), **outcome_of(event)}
+            request |= {"answer": kind, "answered": event.get("time", ""), **request_outcome(event)}
     return found, faults
 
 
-def outcome_of(event: Facts) -> Facts:
+def request_outcome(event: Facts) -> Facts:
     """What left, or why nothing did."""
     if event["event"] != "sent":
         rule, reason, detail = (str(event.get(key, ""))[:TEXT] for key in ("rule", "reason", "detail"))

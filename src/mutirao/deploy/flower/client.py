@@ -17,7 +17,7 @@ from mutirao.core.agreement import agreed_of
 from mutirao.core.fleet import Failure, Scalar, failure_of
 from mutirao.deploy.flower.run_tasks import TaskOf, client_data, client_name, recipe_task
 from mutirao.deploy.policy.enforcement import PolicyHandler, Requester, approve, hide_errors
-from mutirao.deploy.policy.pins import settings_at_site
+from mutirao.deploy.policy.pins import settings_with_constants
 from mutirao.deploy.policy.rules import Policy, assignments, load_policy
 from mutirao.deploy.site.launcher import WORKER_OFF
 from mutirao.deploy.site.state_files import States
@@ -156,7 +156,7 @@ def handle_under_policy(
     asker = Requester(str(context.run_id), recipe, name, audit_head_in(message, "request"))
 
     def settle() -> Mapping[str, Scalar]:
-        return settings_at_site(recipe, [*assignments(asked), *policy.settings.items()])
+        return settings_with_constants(recipe, [*assignments(asked), *policy.settings.items()])
 
     asker = approve(policy, asker, asked, settle if by_recipe else None)
     with hide_errors(policy, asker.facts()):

@@ -46,10 +46,10 @@ def check_recipe(recipe: str) -> None:
     if file is None:
         raise ConfigError(f"there is no module {module!r} in {origin.parent}")
     try:
-        told = symtable.symtable(file.read_text(encoding="utf-8"), str(file), "exec")
+        table = symtable.symtable(file.read_text(encoding="utf-8"), str(file), "exec")
     except (SyntaxError, ValueError) as error:
         raise ConfigError(f"{file} is not Python that can be read: {one_line(error)}") from error
-    names = [s.get_name() for s in told.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()]
+    names = [s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()]
     if name not in names:
         raise ConfigError(f"{module} has no {name!r}{nearest(name, names)}")
 

@@ -19,7 +19,7 @@ from mutirao.core.fleet import Reply, Request, Scalar, Site, failure_of
 from mutirao.core.hyperparameters import BY_METHODS, HYPERPARAMETERS
 from mutirao.core.parts import AnyHandler
 from mutirao.core.sparse_rows import ROWS, to_dense
-from mutirao.deploy.policy.pins import check_model, check_pins
+from mutirao.deploy.policy.pins import check_architecture, check_pins
 from mutirao.deploy.policy.privacy_ledger import Ledger, append_event, exclusive, new_releases, without_noise
 from mutirao.deploy.policy.rules import Policy, assignments, is_allowed, repeatable_settings
 from mutirao.deploy.site.pause import refuse_if_paused
@@ -111,14 +111,14 @@ class SampleCounts:
             ]  # a tuple or dict of several inputs has no rows
             sizes = {len(part) for part in counted if hasattr(part, "__len__")}
             return cls(sizes.pop() if len(sizes) == 1 else None)
-        return cls(count_samples(getattr(data, "train", data)), count_samples(getattr(data, "test", None)))
+        return cls(number_of_samples(getattr(data, "train", data)), number_of_samples(getattr(data, "test", None)))
 
     def used_by(self, do: str) -> int | None:
         """Upper bound on the samples that a request uses."""
         return self.test if do in ("evaluate", "take") else self.train
 
 
-def count_samples(samples: Any) -> int | None:
+def number_of_samples(samples: Any) -> int | None:
     """Number of samples, if they can be counted: rows of batches or of a table."""
     countable = hasattr(samples, "__len__") and (hasattr(samples, "batch") or hasattr(samples, "columns"))
     return len(samples) if countable else None
@@ -180,7 +180,7 @@ class PolicyHandler:  # it reads as what it does: guarded(handler, policy)
             if not is_allowed(name, asked.extras):
                 raise Refused("asked.extras", "one of the extras of the request may not come in", name[:80])
         pins = self.policy.pinned.get(self.asker.recipe, {})
-        check_model(pins, request.do, request.arrays)
+        check_architecture(pins, request.do, request.arrays)
         hyperparameters = hyperparameters_in(request)
         for name in BY_METHODS:
             if name in hyperparameters and not is_allowed(f"{name}={hyperparameters[name]}", asked.told):
@@ -210,12 +210,14 @@ class PolicyHandler:  # it reads as what it does: guarded(handler, policy)
                 raise Refused("reply.arrays", "an array of the reply may not leave", name[:80])
         extras = self.permit("extras", reply.extras, rules.extras)
         metrics = self.permit("metrics", reply.metrics, rules.metrics)
-        metrics = {k: round(float(v), rules.decimals) for k, v in metrics.items()} if rules.decimals < 17 else metrics
+        if rules.decimals < 17:
+            metrics = {k: round(float(v), rules.decimals) for k, v in metrics.items()}
         n = max(1, reply.n // rules.samples_step * rules.samples_step)
         arrays = reply.arrays
         if self.policy.privacy.clip and arrays:
             arrays = self.clip_and_noise(request, arrays)
-            n = 1 if self.policy.privacy.noise else n  # there is no noise on the number of samples
+            if self.policy.privacy.noise:
+                n = 1  # the number of samples itself gets no noise
         out = Reply(arrays, extras, metrics, n)
         if (size := bytes_of(out)) > rules.largest:
             raise Refused("reply.largest", f"the reply has {size} bytes, {rules.largest} are the most")

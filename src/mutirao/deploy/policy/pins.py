@@ -44,7 +44,7 @@ def settings_of(recipe: str, sets: Iterable[tuple[str, Any]] = ()) -> dict[str, 
     return dict(flatten(tomllib.loads(dump(recipe, resolve(find(recipe).config, {}, sets)))))
 
 
-def settings_at_site(recipe: str, sets: Iterable[tuple[str, Any]]) -> dict[str, Scalar]:
+def settings_with_constants(recipe: str, sets: Iterable[tuple[str, Any]]) -> dict[str, Scalar]:
     """The same with what earlier versions had as settings, which policies may still pin, at the constants of now."""
     chosen = list(sets)
     return {**constants_of(resolve(find(recipe).config, {}, chosen)), **settings_of(recipe, chosen)}
@@ -94,7 +94,7 @@ def check_pins(pins: Mapping[str, Scalar], settings: Mapping[str, Scalar]) -> No
             raise Refused(f"pinned.{key}", f"{key} {said} in this run, and {wanted!r} is agreed on here")
 
 
-def check_model(pins: Mapping[str, Scalar], do: str, arrays: Arrays) -> None:
+def check_architecture(pins: Mapping[str, Scalar], do: str, arrays: Arrays) -> None:
     """Refused if the model of a request has other arrays than agreed on."""
     wanted = pins.get(ARCHITECTURE)
     if wanted is not None and (arrays or do == "train") and architecture_of(arrays) != wanted:

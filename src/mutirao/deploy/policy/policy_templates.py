@@ -92,11 +92,11 @@ def policy_for(recipes: Sequence[str] = (), sets: Sequence[tuple[str, Any]] = ()
 def fill_template(text: str, needed: Disclosure, unknown: Sequence[str] = ()) -> str:
     """The template with what is needed in its empty lists."""
     asked, _, reply = text.partition("\n[reply]\n")
-    told = {line: HYPERPARAMETERS[line.partition("=")[0]] for line in needed.hyperparameters}
+    explained = {line: HYPERPARAMETERS[line.partition("=")[0]] for line in needed.hyperparameters}
     for name, found, words in (
         ("requests", needed.requests, REQUESTS),
         ("extras", needed.request_extras, REQUEST_EXTRAS),
-        ("told", needed.hyperparameters, told),
+        ("told", needed.hyperparameters, explained),
     ):
         asked = fill_list(asked, name, found, words)
     reply = fill_list(reply, "arrays", ("*",), {"*": "the whole of the trained model, as an update"})

@@ -120,7 +120,7 @@ def start_fork_server(parent: int, words: list[str]) -> None:
                 arguments = ["--fork-server", str(parent), code_stamp(task), task]
                 process = start_background("mutirao.deploy.site.clientapp", folder, *arguments)
                 write_whole(record, str(process.pid), durable=False)
-    except (OSError, ValueError, launcher.WorkerDied):
+    except (OSError, ValueError, launcher.WorkerUnavailable):
         return
 
 

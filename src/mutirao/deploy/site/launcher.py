@@ -20,7 +20,7 @@ GREETING_TIMEOUT = 10.0  # seconds in which a fork server or a worker must answe
 WORKER_OFF = {"off", "no", "false", "0"}  # values of MUTIRAO_WORKER, and of `worker` in a node's configuration
 
 
-class WorkerDied(Exception):
+class WorkerUnavailable(Exception):
     """The worker or fork server ended before it answered, or cannot be trusted."""
 
 
@@ -35,7 +35,7 @@ def folder_of(parent: int) -> Path:
         place.mkdir(mode=0o700, exist_ok=True)
         found = place.lstat()
         if not place.is_dir() or place.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o077:
-            raise WorkerDied(f"{place} is open to others")
+            raise WorkerUnavailable(f"{place} is open to others")
     return folder
 
 
@@ -69,7 +69,7 @@ def parent_in(words: list[str]) -> int:
 
 def delegate(words: list[str]) -> bool:
     """Whether the fork server took the message; its new process confirms it, so that no message is handled twice."""
-    with contextlib.suppress(OSError, WorkerDied), socket.socket(socket.AF_UNIX) as link:
+    with contextlib.suppress(OSError, WorkerUnavailable), socket.socket(socket.AF_UNIX) as link:
         link.settimeout(GREETING_TIMEOUT)
         link.connect(str(folder_of(parent_in(words)) / FORK_SERVER))
         if same_user(link):

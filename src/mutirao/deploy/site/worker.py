@@ -109,7 +109,7 @@ class Worker:
             watcher = threading.Thread(target=exit_with_client, args=(link, done), daemon=True)
             watcher.start()
             try:
-                answer, arrays = answer_request(facts, groups)
+                answer, arrays = handle_request(facts, groups)
             finally:
                 done.set()
                 watcher.join()
@@ -134,7 +134,7 @@ def exit_with_client(link: socket.socket, done: threading.Event) -> None:
             return  # the client sent unexpected data, which is ignored
 
 
-def answer_request(facts: Mapping[str, Any], groups: Groups) -> tuple[dict[str, Any], Groups]:
+def handle_request(facts: Mapping[str, Any], groups: Groups) -> tuple[dict[str, Any], Groups]:
     """Handle one request; an exception of the site's code becomes the answer."""
     from mutirao.deploy.flower.run_tasks import client_data
 

@@ -21,7 +21,7 @@ from mutirao.deploy.layout import FOLDER_VARIABLE
 from mutirao.deploy.policy.enforcement import SampleCounts
 from mutirao.deploy.policy.privacy_ledger import file_lock
 from mutirao.deploy.site.framing import Groups, ProtocolError, receive, send
-from mutirao.deploy.site.launcher import GREETING_TIMEOUT, WorkerDied, folder_of, same_user
+from mutirao.deploy.site.launcher import GREETING_TIMEOUT, WorkerUnavailable, folder_of, same_user
 from mutirao.deploy.site.task_stamp import TaskSpec, stamp
 from mutirao.errors import MutiraoError, Refused
 from mutirao.experiments.task import Task
@@ -50,7 +50,7 @@ class WorkerClient:
             secure = from_table(opened["secure"])
             compress = compress_from(opened["compress"])
             agreed = {str(name): str(digest) for name, digest in opened["agreed"].items()}
-        except (WorkerDied, OSError) as error:
+        except (WorkerUnavailable, OSError) as error:
             log.warning("no worker (%s): this process does the work itself", error)
             return make_task()
 
@@ -61,7 +61,7 @@ class WorkerClient:
             arrays = {"model": request.arrays, "extras": request.extras, "state": site.state}
             try:
                 answer, groups = self.ask(spec, wanted, facts, arrays)
-            except (WorkerDied, OSError) as error:
+            except (WorkerUnavailable, OSError) as error:
                 log.warning("no worker (%s): this process does the work itself", error)
                 task = make_task()
                 site.data = task.population[spec.name]
@@ -86,9 +86,9 @@ class WorkerClient:
                     send(link, {**facts, "order": asdict(spec)}, arrays)
                     answer, groups = receive(link)
                 break
-            except (EOFError, ConnectionError, FileNotFoundError, ProtocolError, WorkerDied) as error:
+            except (EOFError, ConnectionError, FileNotFoundError, ProtocolError, WorkerUnavailable) as error:
                 if last:
-                    raise WorkerDied(f"twice: {error}") from error
+                    raise WorkerUnavailable(f"twice: {error}") from error
                 log.warning("the site's worker died (%s): starting another", error)
         if "raised" in answer:
             raise error_in(answer)
@@ -111,7 +111,7 @@ class WorkerClient:
             if link := connect_to(folder, wanted):
                 return link
             time.sleep(0.02)
-        raise WorkerDied(f"a new one did not start; see {log_path('worker', folder)}")
+        raise WorkerUnavailable(f"a new one did not start; see {log_path('worker', folder)}")
 
 
 def connect_to(folder: Path, wanted: str) -> socket.socket | None:
@@ -121,14 +121,14 @@ def connect_to(folder: Path, wanted: str) -> socket.socket | None:
         link.settimeout(GREETING_TIMEOUT)
         link.connect(str(folder / "socket"))
         if not same_user(link):
-            raise WorkerDied("the socket belongs to another user")
+            raise WorkerUnavailable("the socket belongs to another user")
         send(link, {"stamp": wanted})
         if receive(link)[0].get("fits") is True:
             link.settimeout(None)
             return link
     except TimeoutError as error:  # it is stuck, or busy
         link.close()
-        raise WorkerDied("it does not answer") from error
+        raise WorkerUnavailable("it does not answer") from error
     except (OSError, EOFError, ProtocolError):
         pass
     link.close()
