@@ -26,12 +26,12 @@ def mutirao(*words: object) -> None:
 
 def smears() -> None:
     """Synthetic smears of three laboratories: each hospital gets its own, the server those for the test."""
-    from mutirao.systems.cytology.slides.synthetic_slides import laboratories
+    from mutirao.systems.cytology.slides.synthetic_slides import make_laboratories
 
     for old in POST.iterdir():
         old.unlink()
     POST.chmod(0o777)  # the others are not root
-    made = laboratories(len(HOSPITALS), SLIDES, SIDE, seed=0)
+    made = make_laboratories(len(HOSPITALS), SLIDES, SIDE, seed=0)
     for name, client in HOSPITALS.items():
         hand_over(made / client, DATA / name)
     hand_over(made / "global_test", DATA / "server")

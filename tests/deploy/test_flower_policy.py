@@ -331,11 +331,11 @@ def rewritten(path: Path) -> None:
 @pytest.mark.parametrize(
     ("tamper", "said"),
     [
-        (lambda run, site: cut(site, 1), "lost or changed events that the server knew of"),
-        (lambda run, site: rewritten(site), "lost or changed events that the server knew of"),
+        (lambda run, site: cut(site, 1), "lost or changed events that the server recorded"),
+        (lambda run, site: rewritten(site), "lost or changed events that the server recorded"),
         (lambda run, site: site.write_text(""), "contains nothing of this run"),
-        (lambda run, site: cut(run / "audit.jsonl", 3), "lost or changed events that c1 knew of"),
-        (lambda run, site: rewritten(run / "audit.jsonl"), "lost or changed events that c1 knew of"),
+        (lambda run, site: cut(run / "audit.jsonl", 3), "lost or changed events that c1 recorded"),
+        (lambda run, site: rewritten(run / "audit.jsonl"), "lost or changed events that c1 recorded"),
     ],
     ids=["site cut", "site rewritten", "site emptied", "server cut", "server rewritten"],
 )
