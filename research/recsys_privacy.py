@@ -68,7 +68,7 @@ def read_round(task: Any, run: Run, noise: float, clips: bool, seed: int) -> flo
         reply = method(Request("train", sent, {"seed": seed, "round": 999}), Site(user, data)).arrays
         update, _ = clip_update(sent, reply, CLIP if clips else np.inf)
         total[reply[ITEM_ROWS]] += update[ITEMS]
-        work = method.drawn([method.local(data, user, seed, 999)])[0]
+        work = method.with_negatives([method.examples(data, user, seed, 999)])[0]
         known = dict(zip(work.rows.tolist(), work.y.tolist(), strict=True))
         for item in reply[ITEMS + ROWS].tolist():
             truth.setdefault(item, []).append(known[item])
