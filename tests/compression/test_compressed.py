@@ -7,8 +7,7 @@ import pytest
 
 from mutirao.aggregation import FedAvg
 from mutirao.compression import NAMES, CodecCompression, Int8, TopK
-from mutirao.compression.decoding_fleet import decode_reply
-from mutirao.compression.encoding_handler import LOST, EncodingHandler
+from mutirao.compression.methods import ERROR, EncodingHandler, decode_reply
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.core.rounds import Run, train
@@ -42,11 +41,11 @@ def test_what_was_sent_and_what_is_kept_are_all_updates_together(codec: CodecCom
         for k in sent:
             sent[k] += made.arrays[k] - MODEL[k].astype(np.float64)
             wanted[k] += moving(request, site).arrays[k] - MODEL[k].astype(np.float64)
-    assert site.state.keys() == {LOST + "w", LOST + "b"}
+    assert site.state.keys() == {ERROR + "w", ERROR + "b"}
     for k in sent:
-        assert np.abs(sent[k] + site.state[LOST + k] - wanted[k]).max() < 1e-4
-        assert site.state[LOST + k].shape == MODEL[k].shape
-    assert np.abs(site.state[LOST + "w"]).max() > 1e-3  # something did wait
+        assert np.abs(sent[k] + site.state[ERROR + k] - wanted[k]).max() < 1e-4
+        assert site.state[ERROR + k].shape == MODEL[k].shape
+    assert np.abs(site.state[ERROR + "w"]).max() > 1e-3  # something did wait
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
@@ -67,7 +66,7 @@ def test_without_feedback_a_site_keeps_nothing() -> None:
 
 
 def test_what_is_kept_of_a_model_of_another_shape_is_not_added() -> None:
-    site, codec = Site("ana", state={LOST + "w": np.full((2, 2), 100, np.float32)}), TopK(1.0)
+    site, codec = Site("ana", state={ERROR + "w": np.full((2, 2), 100, np.float32)}), TopK(1.0)
     request = train_request(1)
     made = decode_reply(codec, request, EncodingHandler(moving, codec)(request, site))
     assert isinstance(made, Reply)

@@ -10,8 +10,8 @@ from hypothesis.extra.numpy import array_shapes
 from hypothesis.extra.numpy import arrays as arrays_of
 
 from mutirao.compression import CodecCompression, Int8, TopK
-from mutirao.compression.decoding_fleet import DecodingFleet, decode_reply
 from mutirao.compression.int8 import CODES, SCALES
+from mutirao.compression.methods import DecodingFleet, decode_reply
 from mutirao.compression.topk import VALUES, WHERE
 from mutirao.core.arrays import Arrays, is_finite
 from mutirao.core.fleet import Failure, Reply, Request, Site, bytes_of_replies

@@ -1,4 +1,4 @@
-"""Less traffic: updates leave a client compressed, and what compression dropped is added to its next update."""
+"""Compression of updates with error feedback: what is lost is added to the client's next update."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,21 +15,21 @@ NAMES = {"none": NoCompression, "topk": TopK, "int8": Int8}
 
 
 def compress_of(config: Any) -> Compression:
-    """The kind that a configuration asks for; ConfigError if it does not go with the rest."""
+    """The compression of a configuration; ConfigError if it conflicts with other settings."""
     compress: Compression = build("compress", config.compress)
     compress.check(config)
     return compress
 
 
 def to_table(compress: Compression) -> dict[str, Any]:
-    """A kind with its settings, as it travels between processes of one site."""
+    """A compression with its settings, as it is sent between processes of one site."""
     name = next((name for name, kind in NAMES.items() if type(compress) is kind), None)
     if name is None:
-        raise ConfigError(f"compress: a site's worker does not know {compress!r}; set MUTIRAO_WORKER=off there")
+        raise ConfigError(f"compress: a site's worker does not support {compress!r}; set MUTIRAO_WORKER=off there")
     return {"name": name, **vars(compress)}
 
 
 def from_table(table: Mapping[str, Any]) -> Compression:
-    """What `to_table` was given."""
+    """The compression from the table of `to_table`."""
     made: Compression = NAMES[table["name"]](**{k: v for k, v in table.items() if k != "name"})
     return made

@@ -1,10 +1,10 @@
-"""What a kind of compression has to say of itself: how the numbers of an update are encoded, and how decoded.
+"""Codecs: how the numbers of an update are encoded and decoded, with error feedback.
 
     u = x_k - x + e,    sent C(u),    e' = u - C(u)
 
-x is the model received, x_k the one trained, e what earlier updates of this client lost: error feedback (Seide, Fu,
+x is the model received, x_k the one trained, e the error of earlier updates of this client: error feedback (Seide, Fu,
 Droppo, Li and Yu, 2014; Karimireddy, Rebjock, Stich and Jaggi, 2019). It stays in the site's state. The server takes
-x + C(u) for the client's model, so that any aggregator, filter or check goes on as if nothing had been compressed.
+x + C(u) for the client's model, so that aggregators, filters and checks work as without compression.
 """
 
 from abc import abstractmethod
@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from mutirao.core.arrays import Array, Arrays
 
-Vector = npt.NDArray[Any]  # all numbers of floating point of a model, one after the other
+Vector = npt.NDArray[Any]  # all floating-point numbers of a model as one vector
 
 
 class Malformed(Exception):
-    """An encoding that cannot be; `kind` is that of the failure it becomes."""
+    """An invalid encoding; `kind` is that of the failure it becomes."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
@@ -27,36 +27,36 @@ class Malformed(Exception):
 
 
 class Codec:
-    """Two functions on the numbers of an update."""
+    """A codec: `encode` and `decode` for the numbers of an update."""
 
     name: ClassVar[str]
-    keys: ClassVar[frozenset[str]]  # the arrays that travel; their names hold an `@`
+    keys: ClassVar[frozenset[str]]  # the arrays that are sent; their names contain an `@`
     feedback: bool  # whether what was lost is added to the client's next update
 
     def names(self, model: Arrays) -> list[str]:
-        """The arrays of a model that are encoded, sorted: all of floating point; whole numbers travel as they are."""
+        """The arrays of a model that are encoded, sorted: all of floating point; integers are sent unchanged."""
         names = sorted(name for name, value in model.items() if value.dtype.kind == "f")
         return names if any(model[name].size for name in names) and self.keys.isdisjoint(model) else []
 
     @abstractmethod
     def encode(self, update: Arrays, names: list[str], draw: np.random.Generator) -> Arrays:
-        """The arrays of these names as they travel; none of them holds a NaN or an infinity."""
+        """The arrays of these names as they are sent; none of them has a NaN or an infinity."""
 
     @abstractmethod
     def decode(self, sent: Arrays, like: Arrays, names: list[str]) -> Vector:
-        """The numbers of these arrays that stand in what was sent; Malformed if they cannot."""
+        """The numbers of these arrays from what was sent; raises Malformed if it is invalid."""
 
 
 def concatenate_arrays(arrays: Arrays, names: list[str]) -> Vector:
-    """Their numbers one after the other, in the widest of their types."""
+    """All their numbers as one vector, in the widest of their dtypes."""
     return np.concatenate([np.ravel(arrays[name]) for name in names])
 
 
 def split_into_arrays(line: Vector, like: Arrays, names: list[str]) -> Arrays:
-    """A line of numbers as arrays of the shapes and types of `like`."""
+    """A vector as arrays of the shapes and dtypes of `like`."""
     out: Arrays = {}
     at = 0
-    with np.errstate(over="ignore"):  # what is too large for its type becomes infinite, which the round's checks name
+    with np.errstate(over="ignore"):  # a value too large for its dtype becomes inf, which the checks report
         for name in names:
             mine = like[name]
             out[name] = line[at : at + mine.size].reshape(mine.shape).astype(mine.dtype, copy=False)

@@ -1,4 +1,4 @@
-"""8-bit quantisation: each number of an update travels as one of 255 levels, with one scale an array."""
+"""8-bit quantization: each number of an update is sent as one of 255 levels, with one scale for each array."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -17,7 +17,7 @@ LEVELS = 127  # on either side of 0
 class Int8(CodecCompression):
     """C(u) = s round(u / s) with s = max|u| / 127 of each array.
 
-    With rounding=stochastic floor(u / s + r), r uniform in [0, 1): right on average (QSGD: Alistarh, Grubic, Li,
+    With rounding=stochastic floor(u / s + r), r uniform in [0, 1): unbiased (QSGD: Alistarh, Grubic, Li,
     Tomioka and Vojnovic, 2017).
 
     >>> import numpy as np
@@ -51,7 +51,10 @@ class Int8(CodecCompression):
         if not scale:  # all are 0, or too small for their type
             return np.zeros(line.size, np.int8)
         steps = line.astype(np.float64) / scale
-        steps = np.rint(steps) if self.rounding == "nearest" else np.floor(steps + draw.random(line.size))
+        if self.rounding == "nearest":
+            steps = np.rint(steps)
+        else:
+            steps = np.floor(steps + draw.random(line.size))
         return np.clip(steps, -LEVELS, LEVELS).astype(np.int8)
 
     def decode(self, sent: Arrays, like: Arrays, names: list[str]) -> Vector:
@@ -60,11 +63,11 @@ class Int8(CodecCompression):
         codes = take(sent, CODES, np.int8, sum(sizes))
         scales = take(sent, SCALES, kind_of_scale(like, names), len(names))
         if not (np.isfinite(scales).all() and (scales >= 0).all()):
-            raise Malformed("not_finite", f"{SCALES!r} holds what is no scale")
+            raise Malformed("not_finite", f"{SCALES!r} has an invalid scale")
         with np.errstate(over="ignore"):
             return np.asarray(codes * np.repeat(scales, sizes))
 
 
 def kind_of_scale(like: Arrays, names: list[str]) -> np.dtype[Any]:
-    """The type of the scales: that of the model, and float32 at least."""
+    """The dtype of the scales: that of the model, at least float32."""
     return np.promote_types(width(like, names), np.float32)

@@ -1,4 +1,4 @@
-"""Top-k sparsification: of an update only the largest numbers travel, with where they stand."""
+"""Top-k sparsification: only the largest numbers of an update are sent, with their positions."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -17,14 +17,14 @@ Places = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class TopK(CodecCompression):
-    """The share of an update's numbers with the largest |u_i| over the whole model travels, the rest counts as 0.
+    """The share of an update's numbers with the largest |u_i| over the whole model is sent; the rest counts as 0.
 
-    Of equal ones the first. Where they stand travels as numbers or as a mask of bits, whichever is shorter. Aji and
+    Of equal ones the first. Positions are sent as numbers or as a mask of bits, whichever is shorter. Aji and
     Heafield, 2017; with error feedback Stich, Cordonnier and Jaggi, 2018.
 
     >>> codec, update = TopK(share=0.5), {"w": np.array([0.1, -3.0, 0.0, 2.0], np.float32)}
     >>> sent = codec.encode(update, ["w"], np.random.default_rng(0))
-    >>> codec.decode(sent, update, ["w"])  # half of the numbers travel, the largest
+    >>> codec.decode(sent, update, ["w"])  # the largest half of the numbers is sent
     array([ 0., -3.,  0.,  2.], dtype=float32)
     """
 
@@ -38,17 +38,17 @@ class TopK(CodecCompression):
             raise ValueError(f"share is {self.share!r}, it must be above 0 and at most 1")
 
     def count(self, size: int) -> int:
-        """How many numbers of so many travel: at least one."""
+        """How many of so many numbers are sent: at least one."""
         return min(size, max(1, ceil(self.share * size)))
 
     def encode(self, update: Arrays, names: list[str], draw: np.random.Generator) -> Arrays:
-        """The largest numbers, and where they stand."""
+        """The largest numbers and their positions."""
         line = concatenate_arrays(update, names)
         places = largest(np.abs(line), self.count(line.size))
         return {WHERE: write_places(places, line.size), VALUES: line[places]}
 
     def decode(self, sent: Arrays, like: Arrays, names: list[str]) -> Vector:
-        """A line of zeros but for what was sent."""
+        """A vector of zeros except for what was sent."""
         size = sum(like[name].size for name in names)
         count = self.count(size)
         values = take(sent, VALUES, width(like, names), count)
@@ -60,7 +60,7 @@ class TopK(CodecCompression):
 
 
 def largest(sizes: Vector, count: int) -> Places:
-    """Where the `count` largest stand, in rising order; of equal ones the first, on every machine."""
+    """The positions of the `count` largest, in rising order; of equal ones the first, on every machine."""
     least = np.partition(sizes, len(sizes) - count)[len(sizes) - count]
     above = np.flatnonzero(sizes > least)
     equal = np.flatnonzero(sizes == least)[: count - len(above)]
@@ -68,17 +68,19 @@ def largest(sizes: Vector, count: int) -> Places:
 
 
 def is_mask(size: int, count: int) -> bool:
-    """Whether a bit for each of `size` numbers takes less than the places of `count` of them."""
+    """Whether a bit for each of `size` numbers takes less than the positions of `count` of them."""
     return (size + 7) // 8 < count * kind_of_place(size).itemsize
 
 
 def kind_of_place(size: int) -> np.dtype[np.unsignedinteger]:
-    """The smallest type for a place among so many."""
-    return np.dtype(np.uint16 if size <= 2**16 else np.uint32 if size <= 2**32 else np.uint64)
+    """The smallest dtype for a position among so many."""
+    if size <= 2**16:
+        return np.dtype(np.uint16)
+    return np.dtype(np.uint32 if size <= 2**32 else np.uint64)
 
 
 def write_places(places: Places, size: int) -> Array:
-    """Places as they travel."""
+    """Positions as they are sent."""
     if not is_mask(size, len(places)):
         return places.astype(kind_of_place(size))
     bits = np.zeros(size, np.bool_)
@@ -87,7 +89,7 @@ def write_places(places: Places, size: int) -> Array:
 
 
 def read_places(sent: Arrays, size: int, count: int) -> Places:
-    """The places that were sent: `count` different ones below `size`, or Malformed."""
+    """The positions that were sent: `count` different ones below `size`, or Malformed."""
     if is_mask(size, count):
         bits = np.unpackbits(take(sent, WHERE, np.uint8, (size + 7) // 8))
         places = np.flatnonzero(bits)
