@@ -218,9 +218,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"seed": 2**63}, "seed: the number is too large"),
     ({"lr": 10**5000}, "lr: the number is too large"),
     ({"lr": 0}, "lr: 0.0 is too small, it must be above 0"),
-    ({"lr": float("nan")}, "lr: nan is not a value it can have"),
+    ({"lr": float("nan")}, "lr: must be a finite number, not nan"),
     ({"per_round": 0}, "per_round: 0 is too small, it must be above 0"),
-    ({"fold": 6}, "fold: 6 is too large, at most 5 is taken"),
+    ({"fold": 6}, "fold: 6 is too large, must be at most 5"),
     ({"centralised": 1}, "centralised: 1 is not true or false"),
     ({"centralised": "yes"}, "centralised: 'yes' is not true or false"),
     ({"data": 3}, "data: 3 is not text"),
@@ -275,7 +275,7 @@ def test_a_setting_that_became_a_constant_is_ignored_at_that_value_and_refused_a
     for table, sets in (({**others, key: constant}, []), (others, [(key, constant)])):
         assert resolve(kind, nested(table), sets) == resolve(kind, others)
     assert [record.getMessage() for record in caplog.records] == [
-        f"{key}: ignored, no setting any more; the value is the one that is always used now"
+        f"{key}: ignored, no longer a setting; the value is the constant that is used now"
     ]
     line = f"^{re.escape(key)}: .* cannot be set any more, it is always {constant}; remove it$"
     with pytest.raises(ConfigError, match=line):
@@ -299,7 +299,7 @@ def nested(pairs: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("key", ["select.classes", "aggregate.population", "privacy.batch_size"])
 def test_what_the_run_fills_in_cannot_be_set(key: str) -> None:
     parts = {"select": "aoiu", "aggregate": "scaffold", "privacy": "dpsgd"}
-    with pytest.raises(ConfigError, match=f"^{re.escape(key)} is no setting of .*: every run fills it in by itself"):
+    with pytest.raises(ConfigError, match=f"^{re.escape(key)} is not a setting of .*: the run fills it in"):
         resolve(Common, {"select": "aoiu", "aggregate": "scaffold", "privacy": "dpsgd"}, [(key, 10)])
     kind = key.partition(".")[0]
     made = build(kind, Part(parts[kind]), count=3, classes=10, population=10, batch_size=10)

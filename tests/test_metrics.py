@@ -233,7 +233,7 @@ def test_what_cannot_be_said_is_left_out() -> None:
     assert regression_metrics([1.0, 2.0], [3.0, 3.0]).keys() == {"rmse", "mae"}
     with pytest.raises(ValueError, match="labels from 0 to 2 do not number 2 classes"):
         classification_metrics([[0.5, 0.5]] * 2, [0, 2])
-    with pytest.raises(ValueError, match="a row of probabilities for each label"):
+    with pytest.raises(ValueError, match="one row of probabilities for each label"):
         classification_metrics([0.5, 0.5], [0, 1])
-    with pytest.raises(ValueError, match="one prediction a target is needed, not 1 for 2"):
+    with pytest.raises(ValueError, match="expected one prediction for each target, got 1 for 2"):
         regression_metrics([1.0], [0.0, 1.0])

@@ -1,4 +1,4 @@
-"""A recipe's configuration is a frozen dataclass; every field can be set by `key=value` or a TOML file."""
+"""Configuration of recipes: frozen dataclasses whose fields can be set by `key=value` or a TOML file."""
 
 import dataclasses
 import difflib
@@ -25,7 +25,7 @@ log = logging.getLogger("mutirao")
 C = TypeVar("C", bound="Common")
 Scalar = bool | int | float | str
 
-# One plain dictionary a kind: the module whose NAMES holds the parts of that kind.
+# The module whose dictionary NAMES has the parts of each kind.
 KINDS = {
     "select": "mutirao.selection",
     "aggregate": "mutirao.aggregation",
@@ -46,7 +46,7 @@ KINDS = {
 }
 ENGINES = ("auto", "fused", "stacked", "threads", "processes", "plain")
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "adagrad")
-# What the code that calls a part hands over; users cannot set these.
+# Arguments that the caller of a part passes; users cannot set these.
 HANDED_OVER = {
     "labels",
     "keys",
@@ -92,7 +92,7 @@ def setting(
 
 
 def handed_over() -> Any:
-    """A field of a part that whoever builds a run fills in, such as the number of classes: users cannot set it.
+    """A field of a part that is filled in by the run, such as the number of classes; users cannot set it.
 
     >>> @dataclass(frozen=True)
     ... class Smoothed:
@@ -123,24 +123,24 @@ class Common:
     momentum: float = setting(0.0, "momentum of the clients' SGD or RMSprop", low=0, high=1)
     weight_decay: float = setting(0.0, "weight decay of the clients' optimiser", low=0)
     optimizer: str = setting("sgd", "optimiser of the clients", choices=OPTIMIZERS)
-    schedule: Part = setting(Part("constant"), "how the clients' learning rate goes from round to round")
+    schedule: Part = setting(Part("constant"), "schedule of the clients' learning rate by round")
     clip: float = setting(0.0, "largest norm of a client's gradient; larger ones are clipped (0: any)", low=0)
     samples: int = setting(0, "most samples a client uses (0: all)", low=0)
     data: str = setting("", "an embedded set's name, or the path to a data set as published")
-    partition: Part = setting(Part("dirichlet"), "how samples are dealt to clients")
-    select: Part = setting(Part("uniform"), "who takes part in a round")
-    aggregate: Part = setting(Part("fedavg"), "how updates are joined")
-    screen: Part = setting(Part("none"), "how odd updates are kept out of the model")
+    partition: Part = setting(Part("dirichlet"), "how samples are divided among clients")
+    select: Part = setting(Part("uniform"), "client selection")
+    aggregate: Part = setting(Part("fedavg"), "aggregation method")
+    screen: Part = setting(Part("none"), "filter for suspicious updates")
     size_cap: float = setting(10.0, "times the median samples that a client counts for at most (0: any number)", low=0)
-    available: Part = setting(Part("always"), "which clients are there in a round (simulated)")
+    available: Part = setting(Part("always"), "which clients are available in a round (simulated)")
     devices: Part = setting(Part("none"), "how much time and energy the clients' devices take (simulated)")
     drift: Part = setting(Part("none"), "whether clients' data change as training goes on (simulated)")
     privacy: Part = setting(Part("none"), "differential privacy: who adds noise, and how much")
-    secure: Part = setting(Part("none"), "secure aggregation: whether the server sees updates, or only their sum")
-    compress: Part = setting(Part("none"), "how updates are made shorter on their way to the server")
-    personal: Part = setting(Part("none"), "personal models: what of the model is each client's own")
-    cluster: Part = setting(Part("none"), "groups of clients that are alike, a model each: how they are found")
-    signature: Part = setting(Part("projection"), "groups: what a client sends of its warm-up")
+    secure: Part = setting(Part("none"), "secure aggregation: the server sees only the sum of updates")
+    compress: Part = setting(Part("none"), "compression of updates")
+    personal: Part = setting(Part("none"), "personal models: which part of the model is each client's own")
+    cluster: Part = setting(Part("none"), "groups of similar clients with a model each: how they are found")
+    signature: Part = setting(Part("projection"), "groups: the signature that a client sends after its warm-up")
     warm_epochs: int = setting(10, "groups: passes over its data a client makes in the warm-up", low=1)
     regroup: int = setting(0, "groups: rounds after which they are formed anew, for data that change (0: never)", low=0)
     references: int = setting(
@@ -148,18 +148,18 @@ class Common:
         "groups: rounds of FedAvg to compare with at the end, and each client alone (-1: as the run, 0: neither)",
         low=-1,
     )
-    per_group: Part = setting(Part("none"), "groups: what each trains by: all alike, as given, or chosen by itself")
+    per_group: Part = setting(Part("none"), "groups: hyperparameters of each: the same for all, given, or tuned")
     exclude: str = setting("", "clients that take no part, separated by commas")
     engine: str = setting(
         "auto", "how clients are simulated", choices=("auto", "fused", "stacked", "threads", "processes", "plain")
     )
-    device: str = setting("cpu", "where torch models are trained: auto, cpu, cuda, cuda:N or mps")
+    device: str = setting("cpu", "device to train on: auto, cpu, cuda, cuda:N or mps")
     precision: str = setting("float32", "numbers of a forward pass on a GPU", choices=("float32", "bf16"))
     min_replies: int = setting(0, "usable replies a round needs (0: half of the selected)", low=0)
     wait: float = setting(60.0, "seconds to wait for clients to appear", low=0)
     evaluate_every: int = setting(1, "rounds between evaluations", low=1)
     clients_every: int = setting(
-        0, "rounds between judgements on every client's own data, worst and all (0: at the end, -1: never)", low=-1
+        0, "rounds between evaluations on every client's own test data (0: at the end, -1: never)", low=-1
     )
     keep: int | Literal["few", "all"] = setting(
         "few", "checkpoints kept besides the best: few (the last three, and some early ones), all, or a count", low=1
@@ -167,7 +167,7 @@ class Common:
     keep_bytes: int = setting(
         2 * 2**30, "bytes of checkpoints beyond which the oldest are removed, but not the last", low=0
     )
-    track: Part = setting(Part("none"), "a tracker that hears of every round, too: mlflow or tensorboard")
+    track: Part = setting(Part("none"), "tracker for metrics: mlflow or tensorboard")
     centralised: bool = setting(False, "train on the pooled data instead: the centralised baseline")
 
 
@@ -198,11 +198,11 @@ def load_name(path: str) -> Any:
 
 
 def load_part(kind: str, path: str, like: Iterable[Callable[..., Any]]) -> Callable[..., Any]:
-    """A user's own part behind a dotted path, checked before anybody calls it."""
+    """A user's own part behind a dotted path, checked before it is called."""
     check_module(kind, path)
     found = load_name(path)
     if adapt := getattr(importlib.import_module(KINDS[kind]) if kind in KINDS else None, "adapt", None):
-        found = adapt(found)  # what others call such a part
+        found = adapt(found)  # a partitioner of flwr-datasets becomes a partition
     try:
         check_part(kind, path, found, like)
     except (TypeError, ValueError, AttributeError) as error:  # not every callable can say what it takes
@@ -228,7 +228,7 @@ def parameters(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def can_set(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Those parameters that a user may set: what a function must be given comes from whoever calls it."""
+    """Those parameters that a user may set: a function's required arguments are passed by its caller."""
     if not inspect.isclass(make):
         return {k: p for k, p in parameters(make).items() if p.default is not p.empty}
     own = dataclasses.fields(make) if dataclasses.is_dataclass(make) else ()
@@ -243,7 +243,7 @@ def retired_of(make: Any) -> Mapping[str, Scalar]:
 
 
 def constants_of(config: Any) -> dict[str, Scalar]:
-    """The same of a configuration and all its parts, by their full names."""
+    """The retired settings of a configuration and all its parts, by their full names."""
     found = dict(retired_of(config))
     for kind, part in vars(config).items():
         if isinstance(part, Part):
@@ -252,10 +252,10 @@ def constants_of(config: Any) -> dict[str, Scalar]:
 
 
 def without_retired(make: Any, given: Mapping[str, Any], kind: str = "") -> dict[str, Any]:
-    """What is given without the settings that earlier versions of this part or recipe had and that are constants now.
+    """The given settings without those of earlier versions that are constants now.
 
     Old run folders and TOML files still name them. The constant's own value changes nothing and is ignored with a
-    warning; any other is refused, because a run could no longer do what it says.
+    warning; any other is refused, because the run could not follow it.
 
     >>> from types import SimpleNamespace
     >>> phones = SimpleNamespace(retired_settings={"slowest": 10.0})
@@ -280,12 +280,12 @@ def without_retired(make: Any, given: Mapping[str, Any], kind: str = "") -> dict
 
 @functools.cache  # a run reads its configuration several times
 def warn_retired(names: str) -> None:
-    """Say once that settings are ignored."""
-    log.warning("%s: ignored, no setting any more; the value is the one that is always used now", names)
+    """Warn once that settings are ignored."""
+    log.warning("%s: ignored, no longer a setting; the value is the constant that is used now", names)
 
 
 def complete_part(kind: str, part: Part) -> Part:
-    """Check a part's settings and add the defaults it would use, so that the configuration says all."""
+    """Check a part's settings and add the defaults it would use, so that the configuration is complete."""
     make = factory(kind, part)
     try:
         takes = can_set(make)
@@ -295,7 +295,7 @@ def complete_part(kind: str, part: Part) -> Part:
     full: dict[str, Scalar] = {}
     for key, value in part.settings.items():
         if key not in takes and key in parameters(make):
-            raise ConfigError(f"{kind}.{key} is no setting of {part.name}: every run fills it in by itself; remove it")
+            raise ConfigError(f"{kind}.{key} is not a setting of {part.name}: the run fills it in; remove it")
         if key not in takes:
             raise ConfigError(f"{kind}={part.name} has no setting {key!r}{nearest(key, takes)}")
         full[key] = coerce(f"{kind}.{key}", value, hints.get(key, object))
@@ -306,12 +306,12 @@ def complete_part(kind: str, part: Part) -> Part:
 
 
 def make_hints(make: Callable[..., Any]) -> Any:
-    """Where the type hints of a part's settings stand: a class has them on its constructor."""
+    """The object with the type hints of a part's settings: for a class, its constructor."""
     return make.__init__ if inspect.isclass(make) else make
 
 
 def build(kind: str, part: Part, **offers: Any) -> Any:
-    """Make the part; `offers` are values it takes if it has such a setting and the user said nothing.
+    """Make the part; `offers` are values for settings that the part has and the user did not set.
 
     >>> build("aggregate", Part("fedavgm", {"momentum": 0.5}))
     FedAvgM(lr=1.0, momentum=0.5)
@@ -339,7 +339,8 @@ def coerce(key: str, value: Any, hint: Any, low: float | None = None, high: floa
     plain = tuple(k for k in wanted if isinstance(k, type))
     if object in wanted or typing.Any in wanted:
         plain = (bool, int, float, str)
-    if isinstance(value, int) and abs(value) >= 2**63:  # TOML promises no more, and such a number may not even print
+    # TOML guarantees no larger integers, and such a number may be too long to print.
+    if isinstance(value, int) and abs(value) >= 2**63:
         raise ConfigError(f"{key}: the number is too large")
     if isinstance(value, int) and not isinstance(value, bool) and int not in plain and float in plain:
         value = float(value)
@@ -352,12 +353,12 @@ def coerce(key: str, value: Any, hint: Any, low: float | None = None, high: floa
     if not isinstance(value, int | float):
         return value
     if value != value:
-        raise ConfigError(f"{key}: nan is not a value it can have")
+        raise ConfigError(f"{key}: must be a finite number, not nan")
     if low is not None and value < low:
         right = "it must be above 0" if 0 < low < 1e-6 else f"at least {low} is needed"
         raise ConfigError(f"{key}: {value!r} is too small, {right}")
     if high is not None and value > high:
-        raise ConfigError(f"{key}: {value!r} is too large, at most {high} is taken")
+        raise ConfigError(f"{key}: {value!r} is too large, must be at most {high}")
     return value
 
 
@@ -410,7 +411,7 @@ def resolve(recipe_config: type[C], table: Mapping[str, Any], sets: Iterable[tup
                 below.setdefault(name, {})[sub] = value
             elif hints[name] is not Part:
                 chosen[name] = value
-            elif value != {}:  # an empty table says nothing
+            elif value != {}:  # an empty table sets nothing
                 if value != chosen.get(name, fields[name].default.name):
                     below.pop(name, None)  # another part: the settings of the one before do not apply
                 chosen[name] = value
@@ -432,7 +433,7 @@ def resolve(recipe_config: type[C], table: Mapping[str, Any], sets: Iterable[tup
 
 
 def resolve_part(kind: str, part: Part, given: Mapping[str, Any]) -> Part:
-    """A recipe's part with what was set below it; the recipe's own choices yield where they do not go with that."""
+    """A recipe's part with the user's settings; the recipe's own settings are dropped if they conflict with these."""
     if given:
         given = without_retired(factory(kind, part), given, kind)
     both = (Part(part.name, own, part.home) for own in ({**part.settings, **given}, dict(given)))
@@ -441,7 +442,7 @@ def resolve_part(kind: str, part: Part, given: Mapping[str, Any]) -> Part:
 
 
 def is_refused(kind: str, part: Part) -> bool:
-    """Whether the part itself says that its settings do not go together."""
+    """Whether the part itself refuses its settings."""
     try:
         build(kind, part)
     except ConfigError:
@@ -450,7 +451,7 @@ def is_refused(kind: str, part: Part) -> bool:
 
 
 def validate(recipe_config: type[C], given: Any) -> C:
-    """What Python gives, a configuration, a table of settings or None, checked as on the command line."""
+    """A configuration from Python (a configuration, a table of settings or None), checked as on the command line."""
     table = dict(given or {}) if given is None or isinstance(given, Mapping) else dict(vars(given))
     parts = {k: {"name": v.name, **v.settings} for k, v in table.items() if isinstance(v, Part)}
     return resolve(recipe_config, table | parts)
@@ -491,7 +492,7 @@ def dump(recipe: str, config: Any) -> str:
 
 
 def toml_lines(values: Mapping[str, Scalar | None]) -> list[str]:
-    """`key = value` lines of TOML; what is None is left out, as TOML has no word for it."""
+    """`key = value` lines of TOML; None is left out, as TOML has no null."""
     return [f"{k if k.isascii() else toml_string(k)} = {write_value(v)}" for k, v in values.items() if v is not None]
 
 
@@ -508,7 +509,7 @@ def toml_string(text: str) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    r"""A TOML file as a table, or one clear line why not.
+    r"""A TOML file as a table, or a ConfigError of one line.
 
     >>> _ = Path("mine.toml").write_text('recipe = "quickstart"\nrounds = 5\n[aggregate]\nname = "fedyogi"\n')
     >>> read_toml(Path("mine.toml"))

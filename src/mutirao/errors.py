@@ -1,4 +1,4 @@
-"""What can go wrong, in one clear line each; the command line prints the line and exits with `code`."""
+"""The errors: each is one clear line; the command line prints it and exits with `code`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -50,7 +50,7 @@ class TooFewReplies(MutiraoError):
 
     def __init__(self, text: str, rows: Sequence[dict[str, Any]] = ()) -> None:  # without them: as it is unpickled
         super().__init__(text)
-        self.rows = list(rows)  # what is known of the clients of the failed round, for clients.csv
+        self.rows = list(rows)  # the client rows of the failed round, for clients.csv
 
 
 class TooFewClients(MutiraoError):

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: atomic writes, and arrays on disk that know if they are damaged."""
+"""Atomic writes of files, arrays on disk with checks for damage, and tables."""
 
 import contextlib
 import csv
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from mutirao.errors import ConfigError, Damaged
 
 Arrays = dict[str, npt.NDArray[Any]]  # as in `mutirao.core.arrays`, which lies above
-BEYOND = 2**31 - 2  # the place of a lock on Windows
+LOCK_POSITION = 2**31 - 2  # of a lock on Windows
 
 
 def write_whole(path: Path, content: bytes | str, durable: bool = True) -> None:
@@ -38,7 +38,7 @@ def write_whole(path: Path, content: bytes | str, durable: bool = True) -> None:
 
 
 def replace_file(part: Path, path: Path) -> None:
-    """Put a file in another's place; on Windows that waits for whoever reads the other one, a second at most."""
+    """Replace a file by another; on Windows, wait up to a second for readers of the old one."""
     for _ in range(50 if sys.platform == "win32" else 0):
         try:
             part.replace(path)
@@ -49,7 +49,7 @@ def replace_file(part: Path, path: Path) -> None:
 
 
 def append_whole(path: Path, content: bytes) -> None:
-    """Add bytes at the end of a file; OSError if not all of them fit, where a plain write may just write fewer."""
+    """Append bytes to a file; OSError if not all fit, where a plain write may write fewer without an error."""
     with name_path_in_errors(path), path.open("ab", buffering=0) as file:
         view = memoryview(content)
         while view:
@@ -57,7 +57,7 @@ def append_whole(path: Path, content: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until the disk itself has a file, or the names in a folder, which on Windows nobody can wait for."""
+    """Flush a file, or the entries of a folder, to disk; on Windows folders cannot be flushed."""
     windows = sys.platform == "win32"
     if windows and path.is_dir():
         return
@@ -70,7 +70,7 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def name_path_in_errors(path: Path) -> Iterator[None]:
-    """Let an error of the disk say which file it was about: a write by itself does not know."""
+    """Add the path to an OSError, which a write does not have."""
     try:
         yield
     except OSError as error:
@@ -78,12 +78,12 @@ def name_path_in_errors(path: Path) -> Iterator[None]:
 
 
 def lock(handle: int, path: Path) -> None:
-    """Hold what is at `path`, by an open file, until the process ends; the system frees it even after a kill."""
+    """Lock `path`, by an open file, until the process ends; the system frees the lock even after a kill."""
     try:
         if sys.platform == "win32":
             import msvcrt
 
-            os.lseek(handle, BEYOND, os.SEEK_SET)  # a byte that is locked cannot be read: one that no file here has
+            os.lseek(handle, LOCK_POSITION, os.SEEK_SET)  # beyond the end of any file, as a locked byte cannot be read
             msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
             os.lseek(handle, 0, os.SEEK_SET)
         else:
@@ -115,7 +115,7 @@ def save_arrays(path: Path, arrays: Arrays, facts: Mapping[str, Any], durable: b
 
 
 def load_arrays(path: Path) -> tuple[Arrays, dict[str, Any]]:
-    """Arrays and facts of a file written by `save_arrays`; Damaged if it is anything else."""
+    """Arrays and facts of a file written by `save_arrays`; raises Damaged if it is anything else."""
     from safetensors.numpy import load
 
     try:
@@ -155,14 +155,15 @@ def decode_text(content: bytes, where: Path, first: int = 1, latin1: bool = Fals
     except UnicodeDecodeError as error:
         if latin1:
             return content.decode("latin-1")
-        line, byte = line_at(content, error.start, first), content[error.start]
+        line = line_at(content, error.start, first)
+        byte = content[error.start]
         raise ConfigError(
             f"{where}, line {line}: byte 0x{byte:02x} is not UTF-8 text; right would be a file saved as UTF-8"
         ) from error
 
 
 def line_at(content: bytes, at: int, first: int) -> int:
-    """The line in which a byte stands."""
+    """The line number of a byte."""
     return first + content.count(b"\n", 0, at)
 
 
@@ -180,7 +181,12 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     """The rows of a table with a header, by column; blank lines are left out, missing cells are empty."""
     rows = read_rows(read_text(path), path)
     _, header = next(rows, (1, []))
-    return [{name: cells[k] if k < len(cells) else "" for k, name in enumerate(header)} for _, cells in rows if cells]
+    table = []
+    for _, cells in rows:
+        if cells:
+            filled = cells + [""] * (len(header) - len(cells))
+            table.append(dict(zip(header, filled, strict=False)))
+    return table
 
 
 def write_rows(rows: Iterable[Iterable[Any]]) -> str:

@@ -1,4 +1,4 @@
-"""What a model is judged by: classes, numbers, rankings over all queries at once, and figures of fairness and speed."""
+"""Metrics: classification, regression, ranking over all queries at once, fairness and speed."""
 
 import math
 import re
@@ -162,7 +162,7 @@ def softmax(scores: npt.ArrayLike) -> Floats:
            [0.05, 0.95]])
     """
     s = np.asarray(scores, np.float64)
-    with np.errstate(invalid="ignore"):  # what is no number stays none
+    with np.errstate(invalid="ignore"):  # NaN stays NaN
         raised = np.exp(s - s.max(-1, keepdims=True))
     return np.asarray(raised / raised.sum(-1, keepdims=True))
 
@@ -179,7 +179,7 @@ def confusion(labels: npt.ArrayLike, predicted: npt.ArrayLike, classes: int) -> 
 
 
 def recalls(counts: npt.ArrayLike) -> Floats:
-    """Of each true class the share that was found; NaN for a class that is not there.
+    """The recall of each true class; NaN for a class without samples.
 
     >>> recalls([[1, 1], [0, 2]])
     array([0.5, 1. ])
@@ -190,7 +190,7 @@ def recalls(counts: npt.ArrayLike) -> Floats:
 
 
 def balanced_accuracy(labels: npt.ArrayLike, predicted: npt.ArrayLike, classes: int) -> float:
-    """Mean recall over the classes that are there, so that a rare class counts as much as a common one.
+    """Mean recall over the classes with samples, so that a rare class counts as much as a common one.
 
     >>> balanced_accuracy([0, 0, 0, 1], [0, 0, 0, 0], 2)
     0.5
@@ -218,21 +218,22 @@ def classification_metrics(probabilities: npt.ArrayLike, labels: npt.ArrayLike) 
 
     Of two classes `f1` is that of class 1 and `auc` that of its probability. Of more, `auc` is the mean over the
     classes that are there of each against the rest, and `f1` the mean over those that are there or were predicted.
-    What cannot be said is left out: `auc` where there is one class alone, everything where there is no sample or
-    a probability is no number.
+    Undefined metrics are left out: `auc` where there is one class alone, all of them without samples or with a
+    probability that is NaN.
 
     >>> classification_metrics([[0.9, 0.1], [0.4, 0.6], [0.2, 0.8]], [0, 0, 1])["f1"]
     0.666...
     """
     p, y = np.asarray(probabilities, np.float64), np.asarray(labels, np.int64)
     if p.ndim != 2 or y.shape != p.shape[:1]:
-        raise ValueError(f"a row of probabilities for each label is needed, not {p.shape} and {y.shape}")
+        raise ValueError(f"expected one row of probabilities for each label, got {p.shape} and {y.shape}")
     classes = p.shape[1]
     if len(y) and not (y.min() >= 0 and y.max() < classes):
         raise ValueError(f"labels from {y.min()} to {y.max()} do not number {classes} classes")
     if not len(y) or not np.isfinite(p).all():
         return {}
-    found, here = p.argmax(1), np.unique(y)
+    found = p.argmax(1)
+    present = np.unique(y)
     counts = confusion(y, found, classes)
     used = counts.sum(0) + counts.sum(1)
     f1 = 2 * np.diag(counts) / np.maximum(used, 1)
@@ -242,14 +243,14 @@ def classification_metrics(probabilities: npt.ArrayLike, labels: npt.ArrayLike) 
         "f1": float(f1[1] if classes == 2 else f1[used > 0].mean()),
         "log_loss": float(-np.log(np.clip(p[np.arange(len(y)), y], np.finfo(np.float64).eps, 1.0)).mean()),
     }
-    if len(here) > 1:
-        ones = [1] if classes == 2 else here.tolist()
+    if len(present) > 1:
+        ones = [1] if classes == 2 else present.tolist()
         figures["auc"] = float(np.mean([auc(p[:, k], y == k) for k in ones]))
     return figures
 
 
 def evaluate_logits(outputs: npt.ArrayLike, labels: npt.ArrayLike) -> dict[str, float]:
-    """The same metrics from a model's raw outputs (logits): the `figures` of a `Trainer` of classes.
+    """The same metrics from a model's logits; `Trainer(figures=evaluate_logits)` reports them.
 
     >>> evaluate_logits([[2.0, 0.0], [0.0, 2.0]], [0, 1])["accuracy"]
     1.0
@@ -260,15 +261,15 @@ def evaluate_logits(outputs: npt.ArrayLike, labels: npt.ArrayLike) -> dict[str, 
 def regression_metrics(predictions: npt.ArrayLike, targets: npt.ArrayLike) -> dict[str, float]:
     """`rmse`, `mae` and `r2` = 1 - sum (p - t)^2 / sum (t - mean t)^2, of one number a sample.
 
-    What cannot be said is left out: `r2` where all targets are equal, everything where there is no sample or
-    a prediction is no number.
+    Undefined metrics are left out: `r2` where all targets are equal, all of them without samples or with a
+    prediction that is NaN.
 
     >>> regression_metrics([1.0, 2.0, 4.0], [1.0, 2.0, 3.0])["r2"]
     0.5
     """
     p, t = np.asarray(predictions, np.float64).ravel(), np.asarray(targets, np.float64).ravel()
     if p.shape != t.shape:
-        raise ValueError(f"one prediction a target is needed, not {p.size} for {t.size}")
+        raise ValueError(f"expected one prediction for each target, got {p.size} for {t.size}")
     if not len(t) or not np.isfinite(p).all():
         return {}
     figures = {"rmse": rmse(p, t), "mae": float(np.abs(p - t).mean())}
@@ -312,19 +313,19 @@ def rounds_to(values: Sequence[float], threshold: float) -> int | None:
 
 
 Direction = Literal["higher", "lower"]
-# Which way is better, of metrics by the names they commonly have; a task says it of its own ones.
+# Whether higher or lower is better, by the usual names of metrics; a task declares it for its own ones.
 BETTER: Mapping[Direction, str] = {
     "higher": "accuracy acc balanced_accuracy auc auroc auprc precision recall sensitivity specificity f1 dice iou r2 "
     "bleu ndcg mrr map hr coverage jain rand caught",
     "lower": "loss log_loss rmse mse mae mape error nll ece brier perplexity wer cer gini false_rejections epsilon",
 }
 KNOWN: Mapping[str, Direction] = {name: way for way, names in BETTER.items() for name in names.split()}
-WHERE = re.compile("^(train|val|vali|validation|test|global|own|distributed|new|sampled)_")  # loss: val_loss
-WHOSE = re.compile("(_(mean|worst|decile|p10|p50|p90|own|known))+$|(?<=^recall)_.*$")  # accuracy: accuracy_worst
+PREFIX = re.compile("^(train|val|vali|validation|test|global|own|distributed|new|sampled)_")  # loss: val_loss
+SUFFIX = re.compile("(_(mean|worst|decile|p10|p50|p90|own|known))+$|(?<=^recall)_.*$")  # accuracy: accuracy_worst
 
 
 def final_std(curve: Sequence[tuple[int, float]], last: int) -> float:
-    """The standard deviation of (round, value) over the last so many rounds; NaN with fewer than two values in them.
+    """The standard deviation of the values in the last `last` rounds of (round, value); NaN with fewer than two.
 
     >>> final_std([(10, 0.1), (20, 0.5), (30, 0.75)], last=20)
     0.125
@@ -334,25 +335,29 @@ def final_std(curve: Sequence[tuple[int, float]], last: int) -> float:
 
 
 def stem(metric: str) -> str:
-    """The metric without where, of whom and at which cut it was measured.
+    """The metric without the data set, clients and cutoff in its name.
 
     >>> stem("train_val_loss"), stem("accuracy_worst_decile"), stem("ndcg@5")
     ('loss', 'accuracy', 'ndcg')
     """
     name = re.split("[@,]", metric)[0]
-    while (shorter := WHERE.sub("", name)) != name:
+    while (shorter := PREFIX.sub("", name)) != name:
         name = shorter
-    return WHOSE.sub("", name)
+    return SUFFIX.sub("", name)
 
 
-def direction_of(metric: str, told: Mapping[str, Any] | None = None) -> Direction | None:
+def direction_of(metric: str, declared: Mapping[str, Any] | None = None) -> Direction | None:
     """Whether higher or lower is better, as declared for the metric or its stem, or as known; None if unknown.
 
     >>> direction_of("val_loss"), direction_of("regret"), direction_of("regret_worst", {"regret": "lower"})
     ('lower', None, 'lower')
     """
-    ways = [table.get(name) for table in (told or {}, KNOWN) for name in (metric, stem(metric))]
-    return next((way for way in ways if way in ("higher", "lower")), None)
+    for table in (declared or {}, KNOWN):
+        for name in (metric, stem(metric)):
+            direction = table.get(name)
+            if direction == "higher" or direction == "lower":
+                return direction
+    return None
 
 
 def _rank(
@@ -363,7 +368,7 @@ def _rank(
     if not s.shape == y.shape == q.shape or s.ndim != 1:
         raise ValueError(f"scores {s.shape}, labels {y.shape} and queries {q.shape} must be vectors of one length")
     if np.isnan(s).any():
-        raise ValueError("scores hold NaN")
+        raise ValueError("scores contain NaN")
     if not np.all(q[1:] >= q[:-1]):  # if they are sorted, numbering the queries needs no sort
         q = np.unique(q, return_inverse=True)[1]
     order = np.lexsort((y, -s, q) if ties == "worst" else (-s, q))

@@ -1,6 +1,6 @@
 """All randomness comes from (seed, round, purpose, client): never from a global state or from call order.
 
-But for what must stay unknown, the noise and the draws of differential privacy: that is `Secret`.
+Except for what must stay secret, the noise and the sampling of differential privacy: that is `Secret`.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ Shape = int | tuple[int, ...]
 
 
 def derive_seed(seed: int, round: int, purpose: str, client: str = "") -> int:
-    """A 63-bit number drawn from the four; it seeds whatever needs seeding.
+    """A 63-bit seed derived from the four.
 
     >>> mine = derive_seed(0, 1, "batches", "ana")
     >>> mine == derive_seed(0, 1, "batches", "ana"), mine == derive_seed(0, 1, "batches", "bia")
@@ -26,7 +26,7 @@ def derive_seed(seed: int, round: int, purpose: str, client: str = "") -> int:
 
 
 def rng(seed: int, round: int, purpose: str, client: str = "") -> np.random.Generator:
-    """A generator of its own for one purpose of one client in one round.
+    """A separate generator for one purpose of one client in one round.
 
     >>> rng(0, 1, "batches", "ana").random() == rng(0, 1, "batches", "ana").random()
     True
@@ -37,9 +37,9 @@ def rng(seed: int, round: int, purpose: str, client: str = "") -> np.random.Gene
 
 
 class Secret:
-    """Random numbers of the operating system's own generator, a cipher with a key of 256 bits that nobody is told.
+    """Random numbers of the operating system's own generator, a cipher with a secret key of 256 bits.
 
-    As much of `numpy.random.Generator` as privacy takes. NumPy's and torch's generators are no ciphers: where an
+    The part of `numpy.random.Generator` that privacy needs. NumPy's and torch's generators are no ciphers: where an
     update is known to be 0, a reader of the noised model sees their output, and could work out the rest.
 
     >>> bool(Secret().random(1)[0] == Secret().random(1)[0])  # no seed repeats it

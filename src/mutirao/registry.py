@@ -1,4 +1,4 @@
-"""A user's own code by its dotted name `package.module:name`: where such names stand, and whether one is a part.
+"""Users' own code by its dotted name `package.module:name`: where such names occur, and whether one is a part.
 
 Importing a module runs it, so a name out of a file is a request to run code: see `mutirao.runs.trust`.
 """
@@ -13,7 +13,7 @@ from mutirao.errors import ConfigError
 
 PLAIN = {"exclude"}  # names of clients: never code
 PATHS = {"data"}  # settings that hold paths: code only if the whole is a dotted name
-BACKBONE, TIMM, FILE = "body", "timm:", "file:"  # a body by timm's own name is no code; a file is, but for ONNX
+BACKBONE, TIMM, FILE = "body", "timm:", "file:"  # a backbone by its name in timm is no code; a file is, except ONNX
 WORDS = {"recipe": "a recipe", "select": "a selector", "aggregate": "an aggregator", "screen": "a filter"}
 WORDS |= {"partition": "a partition", "track": "a tracker", "scores": "a score"}
 WORDS |= {"data": "a function that gives a data set", "model": "a function that gives a torch module"}
@@ -52,7 +52,8 @@ def dotted_in(content: Any) -> list[str]:
         found = [content] if is_program(content) else [word for word in content.split() if is_dotted(word)]
     elif isinstance(content, Mapping):
         kept = {k: v for k, v in content.items() if k not in PLAIN and not (k == BACKBONE and is_of_timm(v))}
-        kept |= {k: [v for v in listed(kept[k]) if is_dotted(str(v))] for k in PATHS & kept.keys()}
+        for key in PATHS & kept.keys():
+            kept[key] = [v for v in listed(kept[key]) if is_dotted(str(v))]
         found = [name for value in kept.values() for name in dotted_in(value)]
     elif isinstance(content, list | tuple):
         found = [name for value in content for name in dotted_in(value)]
@@ -62,23 +63,23 @@ def dotted_in(content: Any) -> list[str]:
 
 
 def is_of_timm(value: Any) -> bool:
-    """Whether all that a setting holds are names of timm's networks."""
+    """Whether all values of a setting are names of timm's networks."""
     return all(str(v).startswith(TIMM) for v in listed(value))
 
 
 def listed(value: Any) -> list[Any]:
-    """The values of a setting, of which a study may have several."""
+    """The values of a setting; a study may have several."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def check_module(kind: str, path: str) -> None:
-    """Refuse a name of Python's own library before anything is imported: none of it is a part."""
+    """Refuse a name of Python's own library before anything is imported: nothing in it is a part."""
     if path.partition(":")[0].partition(".")[0] in sys.stdlib_module_names:
         raise ConfigError(f"{kind}: {path!r} is not {word_for(kind)} but part of Python itself")
 
 
 def check_part(kind: str, path: str, found: Any, like: Iterable[Callable[..., Any]]) -> None:
-    """Refuse what is not defined where it is said to be, or cannot be called as the parts it should be `like` are."""
+    """Refuse what is defined in another module, or cannot be called as the parts in `like`."""
     home, module = home_of(found), path.partition(":")[0]
     if home and home != module and not home.startswith(f"{module}."):
         raise ConfigError(f"{kind}: {path!r} is defined in {home}, not there; a part is named by its own module")
@@ -90,12 +91,12 @@ def check_part(kind: str, path: str, found: Any, like: Iterable[Callable[..., An
 
 
 def word_for(kind: str) -> str:
-    """What a part of that kind is called."""
+    """The words for a part of that kind, in errors."""
     return WORDS.get(kind, f"a part for {kind!r}")
 
 
 def home_of(found: Any) -> str:
-    """The module in which a function, class or part is defined; empty for what is none of these."""
+    """The module in which a function, class or part is defined; empty for anything else."""
     if isinstance(found, functools.partial):
         return home_of(found.func)
     if not inspect.isfunction(found) and not inspect.isclass(found):
@@ -104,7 +105,7 @@ def home_of(found: Any) -> str:
 
 
 def call_of(part: Any) -> list[inspect.Parameter]:
-    """What a part takes when it is called, once it is made; nothing if it is not called at all."""
+    """The parameters of a part when it is called; empty if it is not callable."""
     if not inspect.isclass(part):
         return list(inspect.signature(part).parameters.values())
     call = next((vars(c)["__call__"] for c in part.__mro__ if "__call__" in vars(c)), None)
@@ -112,12 +113,12 @@ def call_of(part: Any) -> list[inspect.Parameter]:
 
 
 def required(parameters: Iterable[inspect.Parameter]) -> list[str]:
-    """The names of those that must be given."""
+    """The names of required parameters."""
     return [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
 
 def takes_same_arguments(found: Any, parts: Iterable[Any]) -> bool:
-    """Whether it takes as many values as one of the parts does; what has a default is a setting, not one of them."""
+    """Whether it has as many required parameters as one of the parts; those with a default are settings."""
     return len(required(call_of(found))) in {len(required(call)) for part in parts if (call := call_of(part))}
 
 
@@ -128,12 +129,14 @@ def has_methods(found: Any, parts: Iterable[Any]) -> bool:
 
 def methods(parts: Iterable[Any]) -> list[str]:
     """The methods that all of these classes have."""
-    each = [{k for k in dir(part) if not k.startswith("_") and callable(getattr(part, k))} for part in parts]
-    return sorted(set.intersection(*each))
+    names = []
+    for part in parts:
+        names.append({k for k in dir(part) if not k.startswith("_") and callable(getattr(part, k))})
+    return sorted(set.intersection(*names))
 
 
 def right_form(parts: Iterable[Any]) -> str:
-    """What a part like these looks like."""
+    """A description of the expected part, for errors."""
     calls = [call for part in parts if (call := call_of(part))]
     if not calls:
         return f"a class with {', '.join(methods(parts))}"

@@ -1,4 +1,4 @@
-"""What is said wherever slides or cells are judged: that this is research. One text, for pages, pictures and models."""
+"""The notice on all results about slides or cells: this is research. One text, for pages, pictures and models."""
 
 import re
 import textwrap
@@ -12,7 +12,7 @@ NOTICE = (
     "A research tool, not a medical device: no diagnosis and no decision about a patient may rest on it, "
     "and a low score rules nothing out."
 )
-"""What is said wherever slides or cells are judged.
+"""The notice on all results about slides or cells.
 
 >>> NOTICE.partition(":")[0]
 'A research tool, not a medical device'
@@ -21,19 +21,19 @@ CELLS = {"cytology", "herlev", "sipakmed", "mendeley", "lbc", "cric", "hicervix"
 
 
 def notice_of(config: Mapping[str, Any]) -> str:
-    """The notice of a run whose recipe or data, as its config.toml names them, are of cells; nothing of others.
+    """The notice of a run whose recipe or data, as its config.toml names them, are about cells; empty for others.
 
     >>> notice_of({"recipe": "images", "data": "/srv/Herlev-2005/all"}) == notice_of({"recipe": "cytology"}) == NOTICE
     True
     >>> notice_of({"recipe": "images", "data": "papers"})
     ''
     """
-    told = f"{config.get('recipe', '')} {config.get('data', '')}".lower()
-    return NOTICE if CELLS & {*re.split(r"[^a-z]+", told)} else ""
+    text = f"{config.get('recipe', '')} {config.get('data', '')}".lower()
+    return NOTICE if CELLS & {*re.split(r"[^a-z]+", text)} else ""
 
 
 def sign_picture(picture: "Image.Image") -> "Image.Image":
-    """The picture with the notice below it, which stays with it wherever it goes."""
+    """The picture with the notice below it."""
     from PIL import Image, ImageDraw, ImageFont
 
     font = ImageFont.load_default()

@@ -32,8 +32,8 @@ def z_risk(errors: npt.ArrayLike, aversion: float) -> Floats:
 
     ZRisk(k) = sum of the negative z_ki + (1 + aversion) times the sum of the others; z are the `residuals`.
 
-    Clients with the same errors have no risk; two that err on different instances have, as aversion counts what is
-    above the expected more than what is below it:
+    Clients with the same errors have no risk. Two with errors on different instances have risk, as aversion weighs
+    errors above the expected ones more than those below:
 
     >>> bool(np.allclose(z_risk([[1, 1], [1, 1]], aversion=2.0), 0))
     True
@@ -64,7 +64,7 @@ def geo_risk(errors: npt.ArrayLike, aversion: float) -> Floats:
 def ideal_risk(errors: npt.ArrayLike) -> Floats:
     """GeoRisk of the ideal client Z_i = T_i / |S|, whose ZRisk is 0: sqrt(mean of m / 2).
 
-    >>> float(ideal_risk([[2, 2], [2, 2]]))  # that of any client, if all are alike
+    >>> float(ideal_risk([[2, 2], [2, 2]]))  # that of any client, if all have the same errors
     1.0
     """
     m = np.asarray(errors, np.float64)
@@ -89,11 +89,11 @@ def batch_risks(
         lengths[: len(own), k] = own
     begins = np.cumsum([0, *(len(e) for e in errors)])[:-1] + np.cumsum(lengths, axis=0) - lengths
     joined = np.concatenate([np.zeros(0, np.uint8), *errors])
-    alike: dict[tuple[bytes, int], list[int]] = {}
+    same_shape: dict[tuple[bytes, int], list[int]] = {}
     for b, here in enumerate(lengths > 0):
-        alike.setdefault((here.tobytes(), int(lengths[b, here].min())), []).append(b)
+        same_shape.setdefault((here.tobytes(), int(lengths[b, here].min())), []).append(b)
     risks = np.full((most, clients), np.nan)
-    for (mask, width), batches in alike.items():
+    for (mask, width), batches in same_shape.items():
         where = np.ix_(np.array(batches), np.flatnonzero(np.frombuffer(mask, np.bool_)))
         m = sliding_window_view(joined, width)[begins[where]].astype(np.float64)
         risks[where] = ideal_risk(m)[:, None] - geo_risk(m, aversion)

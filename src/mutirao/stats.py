@@ -30,13 +30,13 @@ class Interval:
         return f"{self.mean:.4f} ± {self.half:.4f}"
 
     def contains(self, value: float) -> bool:
-        """Whether a value lies within; an interval that is not known holds everything."""
+        """Whether a value lies within; an unknown interval contains everything."""
         return not abs(self.mean - value) > self.half
 
 
 @dataclass(frozen=True)
 class Effect:
-    """An effect size with its 95% interval, drawn by the bootstrap over pairs (NaN with fewer than two).
+    """An effect size with its 95% interval by the bootstrap over pairs (NaN with fewer than two).
 
     >>> ours, theirs = [0.71, 0.74, 0.72, 0.75], [0.70, 0.70, 0.71, 0.71]
     >>> delta = paired(ours, theirs).delta
@@ -54,7 +54,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A paired test: the mean difference with its interval, what three tests say, and effect sizes.
+    """A paired test: the mean difference with its interval, three tests, and effect sizes.
 
     `p` and `p_two_sided` are Wilcoxon's, `p_t` is that of Student's t with the variance of the interval, so that the
     verdict and `p_t` < 0.05 are one. r = |Z| / sqrt(N), Cliff's delta, and d = mean / standard deviation of the pairs'
@@ -76,7 +76,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """What the interval of the difference allows to say."""
+        """`better`, `worse` or `not shown`, by the interval of the difference."""
         if self.difference.contains(0.0):
             return "not shown"
         return "better" if self.difference.mean > 0 else "worse"
@@ -117,7 +117,7 @@ def paired(ours: npt.ArrayLike, theirs: npt.ArrayLike, shared: float = 0.0) -> C
     """Compare ours with theirs pair by pair: Wilcoxon's signed-rank test (zeros split), exact where it can be, and t's.
 
     With `shared` training data, n_test/n_train, the interval and `p_t` are the corrected resampled ones; Wilcoxon's
-    test knows no such correction. With five pairs its one-sided p cannot go below 1/32, and the two-sided below 1/16.
+    test has no such correction. With five pairs its one-sided p cannot go below 1/32, and the two-sided below 1/16.
 
     >>> comparison = paired([0.71, 0.74, 0.72, 0.75, 0.73], [0.70, 0.70, 0.71, 0.71, 0.70])
     >>> f"{comparison.difference.mean:.3f} ± {comparison.difference.half:.3f}", comparison.verdict
@@ -127,8 +127,10 @@ def paired(ours: npt.ArrayLike, theirs: npt.ArrayLike, shared: float = 0.0) -> C
     """
     from scipy.stats import t, wilcoxon
 
-    a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
-    d, n = a - b, len(a)
+    a = np.asarray(ours, np.float64)
+    b = np.asarray(theirs, np.float64)
+    d = a - b
+    n = len(a)
     effects = effect_sizes(a, b)
     if n == 0 or not np.any(d):
         return Comparison(Interval(0.0, 0.0), 1.0, 1.0, 1.0, *effects, n)
@@ -139,7 +141,7 @@ def paired(ours: npt.ArrayLike, theirs: npt.ArrayLike, shared: float = 0.0) -> C
 
 
 def effect_sizes(ours: Floats, theirs: Floats, draws: int = 2_000) -> tuple[Effect, Effect, Effect]:
-    """r, delta and d of pairs, each with the percentile interval of the same pairs drawn anew, always by one seed.
+    """r, delta and d of pairs, each with the percentile interval of the pairs resampled, always with one seed.
 
     >>> r, delta, d = effect_sizes(np.array([0.71, 0.74, 0.72, 0.75]), np.array([0.70, 0.70, 0.71, 0.71]))
     >>> round(r.value, 2), delta.value, round(d.value, 2)
@@ -154,7 +156,7 @@ def effect_sizes(ours: Floats, theirs: Floats, draws: int = 2_000) -> tuple[Effe
 
 
 def central_interval(values: Floats, level: float = 0.95) -> tuple[float, float]:
-    """The central interval that holds a share `level` of the finite values."""
+    """The central interval with a share `level` of the finite values."""
     finite = values[np.isfinite(values)]
     low, high = np.quantile(finite, [0.5 - level / 2, 0.5 + level / 2]) if len(finite) else (math.nan, math.nan)
     return float(low), float(high)
@@ -196,7 +198,8 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     {'fedprox': 0.03, 'fedyogi': 0.06, 'scaffold': 0.06}
     """
     ordered = sorted(p_values.items(), key=lambda item: item[1])
-    corrected, worst = {}, 0.0
+    corrected = {}
+    worst = 0.0
     for i, (name, p) in enumerate(ordered):
         worst = max(worst, min(1.0, p * (len(ordered) - i)))
         corrected[name] = worst

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 @cache
 def environment() -> "Environment":
-    """Where templates are found: by their path below the package, such as `report/assets/page.html`."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # 30 ms that only those who write pages pay
+    """The Jinja environment; templates are named by their path in the package, such as `report/assets/page.html`."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # imported late: it takes 30 ms
 
     found = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -41,7 +41,7 @@ def macros(template: str) -> Any:
 
 
 def data_uri(content: bytes, kind: str) -> str:
-    """A file as an address that contains it.
+    """A file as a data URI.
 
     >>> data_uri(b"abc", "image/png")
     'data:image/png;base64,YWJj'

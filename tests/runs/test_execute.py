@@ -87,7 +87,7 @@ def test_parts_may_be_given_by_name_in_python(tmp_path: Path) -> None:
     ("wrong", "said"),
     [
         ({"lr": -1.0}, "lr: -1.0 is too small"),
-        ({"lr": float("nan")}, "lr: nan is not a value"),
+        ({"lr": float("nan")}, "lr: must be a finite number, not nan"),
         ({"rounds": 0}, "rounds: 0 is too small"),
         ({"rounds": "two"}, "rounds: 'two' is not a whole number"),
         ({"optimizer": "adem"}, "optimizer: 'adem' is not a choice"),

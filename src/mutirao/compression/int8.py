@@ -51,10 +51,7 @@ class Int8(CodecCompression):
         if not scale:  # all are 0, or too small for their type
             return np.zeros(line.size, np.int8)
         steps = line.astype(np.float64) / scale
-        if self.rounding == "nearest":
-            steps = np.rint(steps)
-        else:
-            steps = np.floor(steps + draw.random(line.size))
+        steps = np.rint(steps) if self.rounding == "nearest" else np.floor(steps + draw.random(line.size))
         return np.clip(steps, -LEVELS, LEVELS).astype(np.int8)
 
     def decode(self, sent: Arrays, like: Arrays, names: list[str]) -> Vector:
