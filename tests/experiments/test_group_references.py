@@ -64,8 +64,8 @@ def test_what_is_kept_back_is_a_share_by_lot_and_nothing_is_lost() -> None:
 def test_held_samples_are_not_trained_on_by_anybody() -> None:
     _, task, run, _ = start(**SHARDS)
     member, data = task.knows.member, task.population["c3"]
-    assert member.hold == 0.1
-    _, held = member.part(Request("train", {}, {"seed": 0}), Site("c3", data))
+    assert member.held_out_share == 0.1
+    _, held = member.split(Request("train", {}, {"seed": 0}), Site("c3", data))
     labels = data.train.y.clone()
     labels[torch.from_numpy(held.index)] = (labels[torch.from_numpy(held.index)] + 1) % 10
     other = replace(data, train=Samples(data.train.x, labels, data.train.index))

@@ -98,7 +98,7 @@ def test_a_site_with_a_set_of_its_own_is_refused_where_one_set_is_dealt_to_all(t
     rows = {row["client"]: row for row in CsvTable(tmp_path / "run" / "clients.csv").read()}
     assert [c for c in rows if rows[c]["replied"] == "1"] == ["c0", "c1"]
     assert rows["c2"]["failure"].startswith("refused: agreed.data: data")
-    assert "a site with data of its own needs cytology, images, ranking or tabular" in rows["c2"]["failure"]
+    assert "a site with its own data needs cytology, images, ranking or tabular" in rows["c2"]["failure"]
 
 
 def test_most_sites_with_other_data_end_the_run(tmp_path: Path) -> None:

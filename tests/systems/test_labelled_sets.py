@@ -64,7 +64,7 @@ def test_of_many_users_some_are_drawn_with_a_word(sets: dict[str, str], caplog: 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_natural_clients_need_data_that_have_them(recipe: str) -> None:
     model = {"selection": {"model": "auto"}}.get(recipe, {})
-    with pytest.raises(ConfigError, match="partition=natural: 'digits' does not say whose"):
+    with pytest.raises(ConfigError, match="partition=natural: 'digits' does not name the owners"):
         task_of(recipe, data="digits", partition="natural", **model)
 
 
