@@ -15,7 +15,8 @@ from mutirao.runs.participation import participation_in
 from mutirao.runs.reader import Record
 from mutirao.stats import interval
 from mutirao.studies import targets as participation
-from mutirao.studies.selection_policies import last_known, markdown
+from mutirao.studies.comparison import markdown_table as markdown
+from mutirao.studies.selection_policies import last_known
 from mutirao.studies.targets import count_rounds, dominance, mean_best, values
 from research.gains import swing_of
 from research.pages import fill_page

@@ -15,7 +15,7 @@ from mutirao.io import write_whole
 from mutirao.report import execute
 from mutirao.report.plot_style import BRIGHT, INK, add_legend, blank, save, tidy
 from mutirao.runs.reader import Record
-from mutirao.studies.selection_policies import markdown
+from mutirao.studies.comparison import markdown_table as markdown
 from mutirao.studies.targets import best_so_far, cost_to, runs_by_method, values
 from research.pages import fill_page
 

@@ -17,8 +17,8 @@ from mutirao.report.plots import draw_bands
 from mutirao.runs.reader import Record
 from mutirao.stats import holm, interval, paired
 from mutirao.studies.claims import Figure, evaluate_claims, read_claims
+from mutirao.studies.comparison import markdown_table as markdown
 from mutirao.studies.reproduction import HOME
-from mutirao.studies.selection_policies import markdown
 from mutirao.studies.study import read_study
 from mutirao.systems.ranking.metrics import compare_rankers
 from mutirao.systems.ranking.report import draw_wins, pair_queries, read_queries

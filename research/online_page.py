@@ -15,7 +15,7 @@ import numpy.typing as npt
 from mutirao.report.plot_style import BRIGHT, INK, add_legend, blank, save, tidy
 from mutirao.runs.reader import Record
 from mutirao.stats import Interval, interval
-from mutirao.studies.selection_policies import markdown
+from mutirao.studies.comparison import markdown_table as markdown
 from mutirao.studies.targets import runs_by_method, values
 from research.pages import fill_page
 

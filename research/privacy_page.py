@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mutirao.report.plot_style import BRIGHT, INK, blank, save, tidy
 from mutirao.stats import Interval, interval
-from mutirao.studies.selection_policies import markdown
+from mutirao.studies.comparison import markdown_table as markdown
 from mutirao.studies.targets import runs_by_method
 from research.pages import fill_page
 

@@ -16,7 +16,7 @@ from mutirao.report.plots import draw_bands
 from mutirao.runs.column_names import typed_row
 from mutirao.runs.csv_tables import CsvTable
 from mutirao.stats import interval
-from mutirao.studies.selection_policies import markdown
+from mutirao.studies.comparison import markdown_table as markdown
 from research.pages import fill_page
 
 ROOT = Path(__file__).parent.parent

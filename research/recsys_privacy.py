@@ -22,7 +22,7 @@ from mutirao.privacy import build_privacy
 from mutirao.privacy.clipping import clip_update
 from mutirao.report.plot_style import BRIGHT, INK, add_legend, blank, save, tidy
 from mutirao.simulation.local_fleet import LocalFleet
-from mutirao.studies.selection_policies import markdown
+from mutirao.studies.comparison import markdown_table as markdown
 from mutirao.systems.recsys.fedrecon import ITEM_ROWS, ITEMS
 from mutirao.systems.recsys.rating_attack import Attacker, read_sum
 from research.pages import fill_page

@@ -18,7 +18,7 @@ from mutirao.config import parse_assignment
 from mutirao.runs.participation import participation_in
 from mutirao.runs.reader import Record
 from mutirao.stats import Comparison, interval
-from mutirao.studies.selection_policies import markdown
+from mutirao.studies.comparison import markdown_table as markdown
 from mutirao.studies.study import read_study, results, run_study
 from mutirao.studies.targets import dominance
 from research.gains import BASELINE, Field, Gains, compare_all, draw_gains, figures_of, shown_of, swing_of

@@ -24,6 +24,7 @@ import mutirao
 from mutirao.cli import main
 from mutirao.cli.listing import list_settings, parts, recipes
 from mutirao.config import KINDS, Part
+from mutirao.experiments import task as experiments
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs/reference").glob("*.md"))
@@ -63,7 +64,7 @@ def named_by_settings() -> dict[str, Any]:
     """The parts that a setting can name: those of all recipes, and those that one has of its own."""
     homes = set(KINDS.items())
     for recipe in recipes():
-        own = {f.name: f.default for f in dataclasses.fields(find(f"mutirao.experiments.{recipe}.recipe").config)}
+        own = {f.name: f.default for f in dataclasses.fields(experiments.find(recipe).config)}
         homes |= {(kind, part.home) for kind, part in own.items() if isinstance(part, Part) and part.home}
     found = ((kind, importlib.import_module(module).NAMES) for kind, module in sorted(homes))
     return {f"{kind}={name}": getattr(make, "func", make) for kind, names in found for name, make in names.items()}

@@ -307,7 +307,9 @@ def complete_part(kind: str, part: Part) -> Part:
 
 def make_hints(make: Callable[..., Any]) -> Any:
     """The object with the type hints of a part's settings: for a class, its constructor."""
-    return make.__init__ if inspect.isclass(make) else make
+    if inspect.isclass(make):
+        return make.__init__
+    return make
 
 
 def build(kind: str, part: Part, **offers: Any) -> Any:
@@ -320,7 +322,9 @@ def build(kind: str, part: Part, **offers: Any) -> Any:
     known = parameters(make)
     given = {k: v for k, v in offers.items() if k in known} | dict(part.settings)
     if not inspect.isclass(make):
-        return functools.partial(make, **given) if given else make
+        if given:
+            return functools.partial(make, **given)
+        return make
     try:
         return make(**given)
     except (TypeError, ValueError) as error:
@@ -369,7 +373,9 @@ def parse_value(text: str) -> Any:
     except (ValueError, RecursionError):  # not TOML, a number of too many digits, brackets without end
         return text
     value = table["v"]
-    return value if isinstance(value, bool | int | float | str) and len(table) == 1 else text
+    if isinstance(value, bool | int | float | str) and len(table) == 1:
+        return value
+    return text
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
@@ -438,7 +444,9 @@ def resolve_part(kind: str, part: Part, given: Mapping[str, Any]) -> Part:
         given = without_retired(factory(kind, part), given, kind)
     both = (Part(part.name, own, part.home) for own in ({**part.settings, **given}, dict(given)))
     full, alone = (complete_part(kind, each) for each in both)
-    return alone if given and is_refused(kind, full) and not is_refused(kind, alone) else full
+    if given and is_refused(kind, full) and not is_refused(kind, alone):
+        return alone
+    return full
 
 
 def is_refused(kind: str, part: Part) -> bool:
@@ -499,8 +507,12 @@ def toml_lines(values: Mapping[str, Scalar | None]) -> list[str]:
 def write_value(value: Scalar) -> str:
     """A value as TOML writes it."""
     if isinstance(value, bool):
-        return "true" if value else "false"
-    return toml_string(value) if isinstance(value, str) else repr(value)
+        if value:
+            return "true"
+        return "false"
+    if isinstance(value, str):
+        return toml_string(value)
+    return repr(value)
 
 
 def toml_string(text: str) -> str:

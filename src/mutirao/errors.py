@@ -131,7 +131,8 @@ class Refused(MutiraoError):
 
     def __init__(self, rule: str, reason: str, detail: str = "") -> None:
         super().__init__(f"{rule}: {reason}")
-        self.rule, self.detail = rule, detail
+        self.rule = rule
+        self.detail = detail
 
     def __reduce__(self) -> tuple[Any, ...]:
         """How it is made again in another process."""

@@ -101,7 +101,9 @@ def plain_value(value: Any) -> Any:
         return value
     if isinstance(value, np.generic):
         value = value.item()
-    return " ".join(value.split()) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return " ".join(value.split())
+    return value
 
 
 def save_arrays(path: Path, arrays: Arrays, facts: Mapping[str, Any], durable: bool = True) -> int:

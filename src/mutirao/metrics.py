@@ -61,7 +61,8 @@ def mrr(
     _, y, q, rank = _rank(scores, labels, queries, ties)
     if not len(q):
         return float("nan")
-    found, rank = q[y >= threshold], rank[y >= threshold]
+    found = q[y >= threshold]
+    rank = rank[y >= threshold]
     first = np.zeros(q[-1] + 1)
     np.maximum.at(first, found, np.where(rank < k, 1 / (rank + 1.0), 0.0))
     return _mean_over_queries(first, np.bincount(found, minlength=len(first)) > 0, empty)
@@ -150,7 +151,8 @@ def rmse(predictions: npt.ArrayLike, truth: npt.ArrayLike) -> float:
     >>> rmse([3.0, 5.0], [4.0, 4.0])
     1.0
     """
-    p, t = np.asarray(predictions, np.float64), np.asarray(truth, np.float64)
+    p = np.asarray(predictions, np.float64)
+    t = np.asarray(truth, np.float64)
     return float(np.sqrt(np.mean((p - t) ** 2)))
 
 
@@ -174,7 +176,8 @@ def confusion(labels: npt.ArrayLike, predicted: npt.ArrayLike, classes: int) -> 
     array([[1, 1],
            [0, 2]])
     """
-    y, p = np.asarray(labels, np.int64), np.asarray(predicted, np.int64)
+    y = np.asarray(labels, np.int64)
+    p = np.asarray(predicted, np.int64)
     return np.bincount(y * classes + p, minlength=classes * classes).reshape(classes, classes)
 
 
@@ -195,7 +198,9 @@ def balanced_accuracy(labels: npt.ArrayLike, predicted: npt.ArrayLike, classes: 
     >>> balanced_accuracy([0, 0, 0, 1], [0, 0, 0, 0], 2)
     0.5
     """
-    return float(np.nanmean(recalls(confusion(labels, predicted, classes)))) if np.size(labels) else float("nan")
+    if np.size(labels):
+        return float(np.nanmean(recalls(confusion(labels, predicted, classes))))
+    return float("nan")
 
 
 def auc(scores: npt.ArrayLike, positive: npt.ArrayLike) -> float:
@@ -204,8 +209,10 @@ def auc(scores: npt.ArrayLike, positive: npt.ArrayLike) -> float:
     >>> auc([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1])
     0.75
     """
-    s, y = np.asarray(scores, np.float64), np.asarray(positive, bool)
-    ones, zeros = int(y.sum()), int((~y).sum())
+    s = np.asarray(scores, np.float64)
+    y = np.asarray(positive, bool)
+    ones = int(y.sum())
+    zeros = int((~y).sum())
     if not ones or not zeros:
         return float("nan")
     _, place, many = np.unique(s, return_inverse=True, return_counts=True)
@@ -224,7 +231,8 @@ def classification_metrics(probabilities: npt.ArrayLike, labels: npt.ArrayLike) 
     >>> classification_metrics([[0.9, 0.1], [0.4, 0.6], [0.2, 0.8]], [0, 0, 1])["f1"]
     0.666...
     """
-    p, y = np.asarray(probabilities, np.float64), np.asarray(labels, np.int64)
+    p = np.asarray(probabilities, np.float64)
+    y = np.asarray(labels, np.int64)
     if p.ndim != 2 or y.shape != p.shape[:1]:
         raise ValueError(f"expected one row of probabilities for each label, got {p.shape} and {y.shape}")
     classes = p.shape[1]
@@ -267,7 +275,8 @@ def regression_metrics(predictions: npt.ArrayLike, targets: npt.ArrayLike) -> di
     >>> regression_metrics([1.0, 2.0, 4.0], [1.0, 2.0, 3.0])["r2"]
     0.5
     """
-    p, t = np.asarray(predictions, np.float64).ravel(), np.asarray(targets, np.float64).ravel()
+    p = np.asarray(predictions, np.float64).ravel()
+    t = np.asarray(targets, np.float64).ravel()
     if p.shape != t.shape:
         raise ValueError(f"expected one prediction for each target, got {p.size} for {t.size}")
     if not len(t) or not np.isfinite(p).all():
@@ -286,7 +295,8 @@ def gini(counts: npt.ArrayLike) -> float:
     (0.0, 0.666...)
     """
     x = np.sort(np.asarray(counts, np.float64))
-    n, total = len(x), x.sum()
+    n = len(x)
+    total = x.sum()
     if not n or total <= 0:
         return 0.0
     return float(max(0.0, np.sum((2 * np.arange(1, n + 1) - n - 1) * x) / (n * total)))
@@ -300,7 +310,9 @@ def jain(counts: npt.ArrayLike) -> float:
     """
     x = np.asarray(counts, np.float64)
     squares = float(np.sum(x**2))
-    return float(x.sum() ** 2 / (len(x) * squares)) if squares > 0 else 1.0
+    if squares > 0:
+        return float(x.sum() ** 2 / (len(x) * squares))
+    return 1.0
 
 
 def rounds_to(values: Sequence[float], threshold: float) -> int | None:
@@ -331,7 +343,9 @@ def final_std(curve: Sequence[tuple[int, float]], last: int) -> float:
     0.125
     """
     values = [value for round, value in curve if round > curve[-1][0] - last]
-    return float(np.std(values)) if len(values) > 1 else math.nan
+    if len(values) > 1:
+        return float(np.std(values))
+    return math.nan
 
 
 def stem(metric: str) -> str:
@@ -364,7 +378,9 @@ def _rank(
     scores: npt.ArrayLike, labels: npt.ArrayLike, queries: npt.ArrayLike, ties: Ties
 ) -> tuple[Floats, Floats, npt.NDArray[np.intp], Ints]:
     """Scores, labels and numbers of queries, by query and falling score, and the rank (from 0) within the query."""
-    s, y, q = np.asarray(scores, np.float64), np.asarray(labels, np.float64), np.asarray(queries)
+    s = np.asarray(scores, np.float64)
+    y = np.asarray(labels, np.float64)
+    q = np.asarray(queries)
     if not s.shape == y.shape == q.shape or s.ndim != 1:
         raise ValueError(f"scores {s.shape}, labels {y.shape} and queries {q.shape} must be vectors of one length")
     if np.isnan(s).any():
@@ -372,7 +388,8 @@ def _rank(
     if not np.all(q[1:] >= q[:-1]):  # if they are sorted, numbering the queries needs no sort
         q = np.unique(q, return_inverse=True)[1]
     order = np.lexsort((y, -s, q) if ties == "worst" else (-s, q))
-    mine, position = q[order], np.arange(len(q))
+    mine = q[order]
+    position = np.arange(len(q))
     first = np.append([True], mine[1:] != mine[:-1])[: len(q)]
     rank = position - np.maximum.accumulate(np.where(first, position, 0))
     return s[order], y[order], np.cumsum(first) - 1, rank
@@ -387,7 +404,9 @@ def _mean_of_ties(gains: Floats, scores: Floats, queries: npt.NDArray[np.intp]) 
 
 def _mean_over_queries(values: Floats, answerable: npt.NDArray[np.bool_], empty: float) -> float:
     if np.isnan(empty):
-        return float(values[answerable].mean()) if answerable.any() else float("nan")
+        if answerable.any():
+            return float(values[answerable].mean())
+        return float("nan")
     return float(np.where(answerable, values, empty).mean())
 
 

@@ -56,7 +56,8 @@ class Secret:
         """Gaussian: sqrt(-2 ln u) cos 2 pi v, and the same with sin, of uniform u and v (Box and Muller, 1958)."""
         count = math.prod(size) if isinstance(size, tuple) else size
         u, v = self.random((2, (count + 1) // 2))
-        length, angle = np.sqrt(-2 * np.log(1 - u)), 2 * math.pi * v
+        length = np.sqrt(-2 * np.log(1 - u))
+        angle = 2 * math.pi * v
         both = np.concatenate([length * np.cos(angle), length * np.sin(angle)])[:count]
         return (loc + scale * both).reshape(size)
 

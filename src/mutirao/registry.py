@@ -13,7 +13,10 @@ from mutirao.errors import ConfigError
 
 PLAIN = {"exclude"}  # names of clients: never code
 PATHS = {"data"}  # settings that hold paths: code only if the whole is a dotted name
-BACKBONE, TIMM, FILE = "body", "timm:", "file:"  # a backbone by its name in timm is no code; a file is, except ONNX
+# a backbone by its name in timm is no code; a file is, except ONNX
+BACKBONE = "body"
+TIMM = "timm:"
+FILE = "file:"
 WORDS = {"recipe": "a recipe", "select": "a selector", "aggregate": "an aggregator", "screen": "a filter"}
 WORDS |= {"partition": "a partition", "track": "a tracker", "scores": "a score"}
 WORDS |= {"data": "a function that gives a data set", "model": "a function that gives a torch module"}
@@ -69,7 +72,9 @@ def is_of_timm(value: Any) -> bool:
 
 def listed(value: Any) -> list[Any]:
     """The values of a setting; a study may have several."""
-    return list(value) if isinstance(value, list | tuple) else [value]
+    if isinstance(value, list | tuple):
+        return list(value)
+    return [value]
 
 
 def check_module(kind: str, path: str) -> None:
@@ -80,7 +85,8 @@ def check_module(kind: str, path: str) -> None:
 
 def check_part(kind: str, path: str, found: Any, like: Iterable[Callable[..., Any]]) -> None:
     """Refuse what is defined in another module, or cannot be called as the parts in `like`."""
-    home, module = home_of(found), path.partition(":")[0]
+    home = home_of(found)
+    module = path.partition(":")[0]
     if home and home != module and not home.startswith(f"{module}."):
         raise ConfigError(f"{kind}: {path!r} is defined in {home}, not there; a part is named by its own module")
     parts = list(like)
@@ -109,7 +115,9 @@ def call_of(part: Any) -> list[inspect.Parameter]:
     if not inspect.isclass(part):
         return list(inspect.signature(part).parameters.values())
     call = next((vars(c)["__call__"] for c in part.__mro__ if "__call__" in vars(c)), None)
-    return list(inspect.signature(call).parameters.values())[1:] if inspect.isfunction(call) else []
+    if inspect.isfunction(call):
+        return list(inspect.signature(call).parameters.values())[1:]
+    return []
 
 
 def required(parameters: Iterable[inspect.Parameter]) -> list[str]:

@@ -29,7 +29,9 @@ def notice_of(config: Mapping[str, Any]) -> str:
     ''
     """
     text = f"{config.get('recipe', '')} {config.get('data', '')}".lower()
-    return NOTICE if CELLS & {*re.split(r"[^a-z]+", text)} else ""
+    if CELLS & {*re.split(r"[^a-z]+", text)}:
+        return NOTICE
+    return ""
 
 
 def sign_picture(picture: "Image.Image") -> "Image.Image":

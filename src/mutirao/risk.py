@@ -19,7 +19,8 @@ def residuals(values: npt.ArrayLike) -> Floats:
            [-0.52,  0.23]])
     """
     m = np.asarray(values, np.float64)
-    rows, columns = m.sum(-1, keepdims=True), m.sum(-2, keepdims=True)
+    rows = m.sum(-1, keepdims=True)
+    columns = m.sum(-2, keepdims=True)
     total = rows.sum(-2, keepdims=True)
     root = np.sqrt(rows) * np.sqrt(columns / np.where(total > 0, total, 1.0))  # sqrt(e)
     z = m / np.where(root > 0, root, 1.0)
@@ -68,7 +69,9 @@ def ideal_risk(errors: npt.ArrayLike) -> Floats:
     1.0
     """
     m = np.asarray(errors, np.float64)
-    return np.asarray(np.sqrt(0.5 * m.mean((-2, -1)))) if m.size else np.zeros(m.shape[:-2])
+    if m.size:
+        return np.asarray(np.sqrt(0.5 * m.mean((-2, -1))))
+    return np.zeros(m.shape[:-2])
 
 
 def batch_risks(
@@ -83,7 +86,8 @@ def batch_risks(
     >>> batch_risks(errors, [np.array([2], np.int32)] * 2, aversion=2.0).round(2)
     array([ 0.78, -0.6 ])
     """
-    clients, most = len(errors), max((len(s) for s in sizes), default=0)
+    clients = len(errors)
+    most = max((len(s) for s in sizes), default=0)
     lengths = np.zeros((most, clients), np.int64)
     for k, own in enumerate(sizes):
         lengths[: len(own), k] = own

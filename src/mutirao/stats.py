@@ -79,7 +79,9 @@ class Comparison:
         """`better`, `worse` or `not shown`, by the interval of the difference."""
         if self.difference.contains(0.0):
             return "not shown"
-        return "better" if self.difference.mean > 0 else "worse"
+        if self.difference.mean > 0:
+            return "better"
+        return "worse"
 
 
 def standard_error(values: npt.ArrayLike, shared: float = 0.0) -> float:
@@ -94,7 +96,9 @@ def standard_error(values: npt.ArrayLike, shared: float = 0.0) -> float:
     (0.0071, 0.0106)
     """
     x = np.asarray(values, np.float64)
-    return float(x.std(ddof=1)) * math.sqrt(1 / len(x) + shared) if len(x) > 1 else math.nan
+    if len(x) > 1:
+        return float(x.std(ddof=1)) * math.sqrt(1 / len(x) + shared)
+    return math.nan
 
 
 def interval(values: npt.ArrayLike, level: float = 0.95, shared: float = 0.0) -> Interval:
@@ -175,7 +179,8 @@ def effect_size_rows(ours: Floats, theirs: Floats) -> Floats:
     z = (positive - n * (n + 1) / 4) / np.sqrt((ranks**2).sum(axis=1) / 4)  # without continuity correction, as usual
     first = rankdata(np.concatenate([ours, theirs], axis=1), axis=1)[:, :n].sum(axis=1)
     delta = 2 * (first - n * (n + 1) / 2) / (n * n) - 1
-    mean, spread = d.mean(axis=1), d.std(axis=1, ddof=1) if n > 1 else np.full(len(d), math.nan)
+    mean = d.mean(axis=1)
+    spread = d.std(axis=1, ddof=1) if n > 1 else np.full(len(d), math.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
         standardised = np.where(mean == 0, 0.0, mean / spread)
     return np.stack([np.abs(z) / math.sqrt(n), delta, np.where(np.isinf(standardised), math.nan, standardised)])
@@ -187,8 +192,11 @@ def cliffs_delta(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> float:
     >>> cliffs_delta([4, 5], [1, 2]), cliffs_delta([1, 2], [1, 2])
     (1.0, 0.0)
     """
-    a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
-    return float(np.sign(a[:, None] - b[None, :]).mean()) if len(a) and len(b) else math.nan
+    a = np.asarray(ours, np.float64)
+    b = np.asarray(theirs, np.float64)
+    if len(a) and len(b):
+        return float(np.sign(a[:, None] - b[None, :]).mean())
+    return math.nan
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:

@@ -15,8 +15,7 @@ RECIPE = find("cifar10")
 
 @pytest.fixture(autouse=True)
 def little(monkeypatch):
-    monkeypatch.setattr(module, "SYNTHETIC_TRAIN", 600)
-    monkeypatch.setattr(module, "SYNTHETIC_TEST", 200)
+    monkeypatch.setattr(module, "SYNTHETIC_SAMPLES", (600, 200))
 
 
 def configured(**settings):

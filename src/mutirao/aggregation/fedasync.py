@@ -52,7 +52,9 @@ class FedAsync:
     def needs(self) -> frozenset[str]:
         """The staleness of replies, and models as they were trained; if `mu` is set, clients must support it."""
         needs = frozenset({"replies:staleness", "replies:models"})
-        return needs | {f"config:mu={self.mu!r}"} if self.mu else needs
+        if self.mu:
+            return needs | {f"config:mu={self.mu!r}"}
+        return needs
 
     def buffer_of(self, at_once: int) -> int:
         """Every reply makes a model."""
@@ -61,8 +63,12 @@ class FedAsync:
     def scale(self, staleness: float) -> float:
         """s(staleness)."""
         if self.decay == "hinge":
-            return 1.0 if staleness <= self.b else 1 / (self.a * (staleness - self.b) + 1)
-        return (staleness + 1) ** -self.a if self.decay == "polynomial" else 1.0
+            if staleness <= self.b:
+                return 1.0
+            return 1 / (self.a * (staleness - self.b) + 1)
+        if self.decay == "polynomial":
+            return float((staleness + 1) ** -self.a)
+        return 1.0
 
     def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply], memory: Arrays) -> Merged:
         model = current

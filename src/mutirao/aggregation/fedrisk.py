@@ -106,7 +106,9 @@ class FedRisk:
     @property
     def largest(self) -> int:
         """The largest possible squared error: between the first class and the last."""
-        return 255 if self.classes is None else min(255, (self.classes - 1) ** 2)
+        if self.classes is None:
+            return 255
+        return min(255, (self.classes - 1) ** 2)
 
     def fault(self, reply: Reply) -> Failure | None:
         """A reply with an error that no sample can have."""

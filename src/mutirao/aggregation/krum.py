@@ -32,7 +32,9 @@ class Krum(Checked):
     @property
     def fewest(self) -> int:
         """More than 2 f + 2."""
-        return 2 * self.malicious + 3 if self.malicious else 1
+        if self.malicious:
+            return 2 * self.malicious + 3
+        return 1
 
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
         return nearest_models(current, replies, self.malicious, keep=1)

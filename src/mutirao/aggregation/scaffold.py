@@ -42,7 +42,9 @@ from mutirao.core.fleet import Failure, Reply
 from mutirao.core.parts import Merged
 
 CONTROL = "control"  # the extra that holds c on the way down, and with option 1 c_k' - c_k on the way up
-MEMORY, SCALE, SIZE = "scaffold.c", "scaffold.scale", "scaffold.size"
+MEMORY = "scaffold.c"
+SCALE = "scaffold.scale"
+SIZE = "scaffold.size"
 CAP = 10.0  # times the usual length: the most that one client's c_k may change
 
 
@@ -77,7 +79,9 @@ class Scaffold(Checked):
 
     def sends(self, current: Arrays, memory: Arrays) -> Arrays:
         """c, as one vector, once it is not 0."""
-        return {CONTROL: memory[MEMORY]} if MEMORY in memory else {}
+        if MEMORY in memory:
+            return {CONTROL: memory[MEMORY]}
+        return {}
 
     def fault(self, reply: Reply) -> Failure | None:
         """A reply without what c is computed from."""
@@ -122,7 +126,9 @@ def clip_changes(changes: list[Floats], memory: Arrays) -> list[Floats]:
 def vector_of(arrays: Arrays) -> Floats:
     """All arrays that gradients change as one vector, in the order of the names."""
     parts = [np.ravel(arrays[k]).astype(np.float64) for k in sorted(arrays) if is_moved(k, arrays[k])]
-    return np.concatenate(parts) if parts else np.zeros(0)
+    if parts:
+        return np.concatenate(parts)
+    return np.zeros(0)
 
 
 def arrays_in(vector: Array, like: Arrays) -> Arrays:

@@ -140,7 +140,9 @@ def how_started() -> Literal["fork", "here"]:
     """
     import torch
 
-    return "fork" if sys.platform == "linux" and not torch.cuda.is_available() else "here"
+    if sys.platform == "linux" and not torch.cuda.is_available():
+        return "fork"
+    return "here"
 
 
 @dataclass(frozen=True, repr=False)
@@ -152,7 +154,8 @@ class Table:
     >>> from mutirao.stats import interval
     >>> values = (0.90, 0.92, 0.91)
     >>> mean = interval(values)
-    >>> line = Line("FedAvg", "accuracy", mean, mean, mean, 0.01, "4", None, float("nan"), values, "higher", "baseline")
+    >>> figures = (mean, mean, mean, 0.01, "4", None, float("nan"), values)
+    >>> line = MethodResult("FedAvg", "accuracy", *figures, "higher", "baseline")
     >>> Table(Path("runs/compare"), (line,)), round(line.final.mean, 2)
     (Table(runs/compare: FedAvg; 1 lines), 0.91)
     """

@@ -37,7 +37,9 @@ class Given:
     @property
     def whole(self) -> Samples | None:
         """The one data set that is to be partitioned; None if clients are named already."""
-        return self.sets[""][0] if "" in self.sets else None
+        if "" in self.sets:
+            return self.sets[""][0]
+        return None
 
     @property
     def counts(self) -> bool:
@@ -137,12 +139,16 @@ def labels_of(data: Any, target: str) -> Any:
 
 def with_labels(data: Any, target: str, y: Any) -> Any:
     """The same set with other labels."""
-    return (data[0], y) if isinstance(data, tuple | list) else {**columns_of(data), target: y}
+    if isinstance(data, tuple | list):
+        return (data[0], y)
+    return {**columns_of(data), target: y}
 
 
 def own_labels(samples: Samples) -> Any:
     """The labels of these samples alone, of a storage that may hold others."""
-    return samples.y.numpy() if samples.index is None else samples.y.numpy()[samples.index]
+    if samples.index is None:
+        return samples.y.numpy()
+    return samples.y.numpy()[samples.index]
 
 
 def renumbered(samples: Samples, numbers: Mapping[Any, int]) -> Samples:
@@ -191,7 +197,9 @@ def columns_of(data: Any, only: Sequence[str] = ()) -> dict[str, Any]:
     named = isinstance(data, Mapping)
     names = data if named else data.columns if is_frame(data) else getattr(data, "column_names", None) or ()
     read = data.column if is_table(data) else data.__getitem__ if len(names) else None
-    return {str(name): read(name) for name in names if not only or str(name) in only} if read else {}
+    if read:
+        return {str(name): read(name) for name in names if not only or str(name) in only}
+    return {}
 
 
 def split_off_column(data: Any, client: str) -> tuple[dict[str, Any], Any]:

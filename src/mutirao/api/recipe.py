@@ -44,11 +44,9 @@ class PartitionedData:
 
 def partition_data(given: Given, config: Any, share: float) -> PartitionedData:
     """The clients of a run; without a common test set, a `share` of the samples is held out as one."""
-    return (
-        partition_whole(given, given.whole, config, share)
-        if given.whole is not None
-        else assign_sets(given, config, share)
-    )
+    if given.whole is not None:
+        return partition_whole(given, given.whole, config, share)
+    return assign_sets(given, config, share)
 
 
 def partition_whole(given: Given, whole: Samples, config: Any, share: float) -> PartitionedData:
@@ -111,7 +109,9 @@ def assign_sets(given: Given, config: Any, share: float) -> PartitionedData:
 
 def rows_of(samples: Samples) -> Index:
     """Positions of the samples in their storage."""
-    return np.arange(len(samples.y)) if samples.index is None else samples.index
+    if samples.index is None:
+        return np.arange(len(samples.y))
+    return samples.index
 
 
 def pool(trained: Sequence[Samples], test: Samples) -> dict[ClientId, ClientData]:
@@ -141,7 +141,8 @@ def join(sets: Sequence[Samples], what: str) -> Samples:
     if any(one.kind != first.kind for one in sets):
         raise ConfigError(f"data: {what} differ in shape or type: {first.kind} and others")
     batches = [one.batch(slice(0, len(one))) for one in sets]
-    x, y = batches[0][0], torch.cat([labels for _, labels in batches])
+    x = batches[0][0]
+    y = torch.cat([labels for _, labels in batches])
     if isinstance(x, dict):
         return Samples({name: torch.cat([b[name] for b, _ in batches]) for name in x}, y)
     if isinstance(x, tuple):
@@ -287,9 +288,13 @@ def metrics_of(given: Given) -> Callable[[Array, Array], Mapping[str, float]]:
     """The usual metrics for such labels; only accuracy where an output is not a row of class scores."""
 
     def class_metrics(outputs: Array, labels: Array) -> dict[str, float]:
-        return evaluate_logits(outputs, labels) if outputs.ndim == 2 and labels.ndim == 1 else {}
+        if outputs.ndim == 2 and labels.ndim == 1:
+            return evaluate_logits(outputs, labels)
+        return {}
 
-    return class_metrics if given.counts else regression_metrics
+    if given.counts:
+        return class_metrics
+    return regression_metrics
 
 
 def squared_error(outputs: Tensor, y: Tensor) -> Tensor:

@@ -134,7 +134,9 @@ class Result:
     def best_round(self) -> int:
         """Which round that was."""
         told = self.summary.get("best_round")
-        return told if isinstance(told, int) else 0
+        if isinstance(told, int):
+            return told
+        return 0
 
     @property
     def digest(self) -> str:
@@ -189,7 +191,8 @@ class Result:
         if self.make is None:
             right = "give it: mutirao.load(folder, model=...)"
             raise ConfigError(f"{self.folder}: which torch module its weights belong to is not known; {right}")
-        groups, arrays = list(self.record.groups()), self.arrays(round)
+        groups = list(self.record.groups())
+        arrays = self.arrays(round)
         if group not in (groups or [""]):
             right = f"give group={groups[0]!r}; there are {', '.join(groups)}" if groups else "leave group out"
             raise ConfigError(f"model: the run has {'a model for each group' if groups else 'no groups'}; {right}")
@@ -243,12 +246,16 @@ class Result:
 
 def numbers_in(told: Any) -> dict[str, float]:
     """The metrics in a summary; it is a file, so its content is checked."""
-    return {str(k): v for k, v in told.items() if isinstance(v, int | float)} if isinstance(told, Mapping) else {}
+    if isinstance(told, Mapping):
+        return {str(k): v for k, v in told.items() if isinstance(v, int | float)}
+    return {}
 
 
 def number(value: Any) -> str:
     """A figure as a table shows it."""
-    return f"{value:.4f}" if isinstance(value, int | float) else "-"
+    if isinstance(value, int | float):
+        return f"{value:.4f}"
+    return "-"
 
 
 def span(rounds: Sequence[int]) -> str:

@@ -161,7 +161,8 @@ def check_folder(folder: Path, name: str, config: Any, resume: bool) -> None:
         raise ConfigError(
             f"out: {folder} already holds a run; pass resume=True to continue it, or choose another folder"
         )
-    other, then = different_settings(folder, name, config), Record.of(folder).config
+    other = different_settings(folder, name, config)
+    then = Record.of(folder).config
     if "rounds" in other and has_same_past(config.schedule, int(then["rounds"]), config.rounds):
         other.remove("rounds")
     if fixed := [key for key in other if key == "rounds" or key not in MAY_CHANGE]:

@@ -34,7 +34,9 @@ def as_plain(value: Any) -> Any:
         return {str(key): as_plain(inner) for key, inner in value.items()}
     if isinstance(value, np.generic):
         return value.item()
-    return str(value) if isinstance(value, Path) else value
+    if isinstance(value, Path):
+        return str(value)
+    return value
 
 
 def parts_chosen(config: type[Common], pairs: list[tuple[str, Any]]) -> dict[str, Part]:

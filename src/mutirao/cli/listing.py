@@ -86,7 +86,9 @@ def list_settings(recipe: str) -> dict[str, str]:
 
 def terminal_width() -> int:
     """Columns of the terminal; 0 if the output goes elsewhere."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    if sys.stdout.isatty():
+        return shutil.get_terminal_size().columns
+    return 0
 
 
 def in_columns(rows: Mapping[str, str], width: int) -> Iterator[str]:

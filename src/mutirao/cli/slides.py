@@ -142,7 +142,8 @@ def select(folder: Path, choice: "Choice", prune: bool, as_json: bool) -> None:
     """
     from mutirao.systems.cytology.slides.tiling import choose, read_tile_table, write_tile_table
 
-    rows, lines = {}, []
+    rows = {}
+    lines = []
     for place in done_slides(folder.expanduser()):
         tiles = choose(read_tile_table(place / "tiles.csv"), choice)
         write_tile_table(tiles, place / "tiles.csv")
@@ -174,7 +175,8 @@ def preview(slide: Path, folder: Path, out: Path | None, mpp_of: MppOf) -> None:
     from mutirao.systems.cytology.slides.tiling import draw_preview as draw
     from mutirao.systems.cytology.slides.tiling import preview_overview, read_tile_table
 
-    tiles, path = read_tile_table(folder.expanduser() / "tiles.csv"), slide.expanduser()
+    tiles = read_tile_table(folder.expanduser() / "tiles.csv")
+    path = slide.expanduser()
     opened = open_slide(path, mpp_of(path))
     try:
         target = out or folder.expanduser() / "preview.jpg"
@@ -216,7 +218,8 @@ def screen(
     from mutirao.systems.cytology.slides.screening import screen_slide as look
     from mutirao.systems.cytology.trained import network_at
 
-    model, path = network_at(model_path.expanduser()), slide.expanduser()
+    model = network_at(model_path.expanduser())
+    path = slide.expanduser()
     cut = cut_for(model, size, mpp_out, anyway)
     trained = (model.facts.get("tile"), model.facts.get("mpp"))
     if any(trained) and trained != (cut.size, cut.mpp):

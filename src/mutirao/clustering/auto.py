@@ -97,13 +97,16 @@ def scan(points: Points, min_samples: int) -> list[Range]:
     if n < max(2, min_samples):
         return []  # no client has that many neighbours, at any eps
     distances = pairwise(points)
-    core, joins = k_distances(distances, min_samples), merge_nearest(distances, min_samples)[:, 2]
+    core = k_distances(distances, min_samples)
+    joins = merge_nearest(distances, min_samples)[:, 2]
     reached = np.sort(np.maximum(distances, core).min(axis=1))
     lows = np.unique(np.concatenate([core, joins, reached]))
     groups = np.searchsorted(np.sort(core), lows, "right") - np.searchsorted(joins, lows, "right")
     noise = 1 - np.searchsorted(reached, lows, "right") / n
     new = np.append(True, (np.diff(groups) != 0) | (np.diff(noise) != 0))  # a border point may become a core point
-    lows, groups, noise = lows[new], groups[new], noise[new]
+    lows = lows[new]
+    groups = groups[new]
+    noise = noise[new]
     rows = zip(lows.tolist(), [*lows[1:].tolist(), np.inf], groups.tolist(), noise.tolist(), strict=True)
     return [Range(*row) for row in rows]
 
@@ -155,7 +158,8 @@ def divide(points: Points, noise: float = NOISE, min_samples: int = 0) -> tuple[
     k = min_samples or min_samples_for(n)
     u, s, _ = np.linalg.svd(points - points.mean(0), full_matrices=False)
     least = SAME * float(s[0])
-    best, where = Division(n, len(s), k, 0.0, np.inf, 1, 0.0, 0.0, 0.0, 0.0), u * s
+    best = Division(n, len(s), k, 0.0, np.inf, 1, 0.0, 0.0, 0.0, 0.0)
+    where = u * s
     if n < 2 * k or least == 0:  # two groups of that size are the least there can be
         return best, where
     for components in sorted({*range(1, min(MOST_COMPONENTS, n // 2 - 1, len(s)) + 1), len(s)}):
@@ -164,13 +168,16 @@ def divide(points: Points, noise: float = NOISE, min_samples: int = 0) -> tuple[
         widest = max(able, key=lambda r: r.high / r.low, default=None)
         if widest is None or widest.high <= widest.low:
             continue
-        low, high = widest.low, widest.high
+        low = widest.low
+        high = widest.high
         labels = run_dbscan(within, float(np.sqrt(low * high)), k)
         matter = max(dimensions(within), dimensions(centre(within, labels)))
-        stability, clearness = matter * math.log(high / low), matter * margin(within, labels)
+        stability = matter * math.log(high / low)
+        clearness = matter * margin(within, labels)
         found = Division(n, components, k, low, high, widest.groups, widest.noise, stability, clearness, 0.0)
         if found.strength > best.strength:
-            best, where = found, within
+            best = found
+            where = within
     return replace(best, knee=knee(where, k)), where
 
 

@@ -125,7 +125,9 @@ class Alone(Grouper):
 
 def as_grouper(part: Any) -> Grouper:
     """A grouper as it is; anything else is taken for a clusterer of signatures."""
-    return part if isinstance(part, Grouper) else SignatureGrouper(part)
+    if isinstance(part, Grouper):
+        return part
+    return SignatureGrouper(part)
 
 
 def groups_without_signatures(clients: Mapping[ClientId, Any], labels: Any, min_count: int = 0) -> Groups:

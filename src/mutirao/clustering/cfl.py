@@ -88,7 +88,9 @@ class Cfl(Grouper):
         cosines = cosines_of(updates)
         one = bipartition(cosines)
         across = float(cosines[np.ix_(one, ~one)].max())
-        return one if math.sqrt(max(0.0, 1 - across) / 2) > self.gamma else None
+        if math.sqrt(max(0.0, 1 - across) / 2) > self.gamma:
+            return one
+        return None
 
 
 def updates_of(model: Arrays, replies: list[Reply]) -> Points:

@@ -79,7 +79,8 @@ def quality(groups: Groups, truth: Mapping[ClientId, int] | None = None) -> dict
     from sklearn.metrics import adjusted_rand_score, silhouette_score
 
     known = groups.labels >= 0
-    points, labels = normalise(groups.signatures, groups.directions)[known], groups.labels[known]
+    points = normalise(groups.signatures, groups.directions)[known]
+    labels = groups.labels[known]
     out = {"groups": float(groups.count), "waiting": float(np.mean(~known))}
     if 1 < groups.count < len(labels) and groups.has_signatures:
         most = {"sample_size": MAX_CLUSTERED, "random_state": 0} if len(labels) > MAX_CLUSTERED else {}

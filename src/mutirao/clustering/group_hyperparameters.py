@@ -114,7 +114,9 @@ class ChosenHyperparameters(SharedHyperparameters):
             listed = [value.strip() for value in str(values).split(",") if value.strip()]
             if listed:
                 columns.append([read_setting(f"{name}={value}") for value in listed])
-        return [dict(row) for row in itertools.product(*columns)] if columns else []
+        if columns:
+            return [dict(row) for row in itertools.product(*columns)]
+        return []
 
     @property
     def trials(self) -> int:

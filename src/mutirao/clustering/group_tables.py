@@ -67,7 +67,9 @@ def fitting_range(groups: Groups) -> list[float] | None:
     if len(points) < 2:
         return None
     fitting = [r for r in scan(points, neighbours(groups)) if r.groups == groups.count and r.noise == 0]
-    return [fitting[0].low, min(fitting[-1].high, 1e9)] if fitting else None
+    if fitting:
+        return [fitting[0].low, min(fitting[-1].high, 1e9)]
+    return None
 
 
 def thin(groups: Groups) -> Points:
@@ -79,16 +81,15 @@ def thin(groups: Groups) -> Points:
 
 def neighbours(groups: Groups) -> int:
     """The `min_samples` of the automatic choice, or what it would have been."""
-    return (
-        groups.divisions[0].min_samples
-        if groups.divisions
-        else min_samples_for(min(len(groups.clients), MAX_CLUSTERED))
-    )
+    if groups.divisions:
+        return groups.divisions[0].min_samples
+    return min_samples_for(min(len(groups.clients), MAX_CLUSTERED))
 
 
 def evidence(groups: Groups) -> dict[str, Any]:
     """The evidence for the groups: each division examined, and the knee of all k-distances."""
-    points, k = thin(groups), neighbours(groups)
+    points = thin(groups)
+    k = neighbours(groups)
     looked = groups.divisions or ((divide(points, min_samples=k)[0],) if len(points) > 1 else ())
     rows = [{**asdict(d), "high": d.high if np.isfinite(d.high) else None, "holds": d.holds} for d in looked]
     return {"divisions": rows, "min_samples": k, "knee": knee(points, k) if len(points) > 1 else None}
@@ -96,7 +97,8 @@ def evidence(groups: Groups) -> dict[str, Any]:
 
 def scans(groups: Groups) -> dict[str, list[Range]]:
     """The scans of eps in the full space of signatures, and in the components in which the choice was made."""
-    points, k = thin(groups), neighbours(groups)
+    points = thin(groups)
+    k = neighbours(groups)
     if len(points) < k:
         return {}
     found, within = divide(points, min_samples=k)
@@ -139,7 +141,8 @@ def plane_of(run: Run) -> Plane | None:
     points = normalise(groups.signatures, groups.directions)
     away = points - points.mean(0)
     _, s, components = np.linalg.svd(away[:: max(1, len(away) // MAX_CLUSTERED)], full_matrices=False)
-    plane, wide = np.zeros((len(points), 2)), min(2, len(s))
+    plane = np.zeros((len(points), 2))
+    wide = min(2, len(s))
     plane[:, :wide] = away @ components[:wide].T
     first, second = [*(s**2 / max(float(np.sum(s**2)), 1e-300))[:2].tolist(), 0.0, 0.0][:2]
     return Plane(groups, plane, (first, second))

@@ -49,7 +49,8 @@ class Ifca(Grouper):
         return {client: Admission(first, 0.0, 0.0) for client in replies}
 
     def before(self, context: GroupContext, state: Grouping) -> None:
-        run, names = context.run, state.groups.names
+        run = context.run
+        names = state.groups.names
         models = {k: v for k, v in run.arrays.items() if k.partition("/")[0] in names}
         common = Request("choose", models, {"seed": run.seed, "round": run.round + 1})
         here = [c for c in context.fleet.clients() if c in state.groups.labelled]

@@ -56,7 +56,9 @@ class Groups:
     def group_of(self, client: ClientId) -> str:
         """The group of a client; empty for one that waits or is not known."""
         label = self.labelled.get(client, WAITING)
-        return group_name(label, self.count) if label >= 0 else ""
+        if label >= 0:
+            return group_name(label, self.count)
+        return ""
 
     def members(self) -> dict[str, list[ClientId]]:
         """The clients of each group, sorted."""

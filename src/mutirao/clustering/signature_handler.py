@@ -19,7 +19,8 @@ from mutirao.core.sparse_rows import to_dense
 from mutirao.errors import Refused
 from mutirao.privacy import RELEASES, AtClient, Central, NoPrivacy
 
-WARM, FIT = "warm", "fit"
+WARM = "warm"
+FIT = "fit"
 MOST_TIMES = 10_000  # rounds that a client may be asked to train alone
 SIGNS = "extras:signature"  # in `provides` of handlers that send signatures
 
@@ -52,7 +53,9 @@ class SignatureHandler:
     @property
     def many(self) -> Many | None:
         """The batched handler, if the task's handler has one."""
-        return None if as_handler(self.handler).many is None else self._many
+        if as_handler(self.handler).many is None:
+            return None
+        return self._many
 
     def agreed(self) -> Mapping[str, str]:
         """The digests that all parties must have in common."""
@@ -105,11 +108,9 @@ class SignatureHandler:
         fresh = {c: Site(c, sites[c].data) for c in requests}  # a warm-up does not change a client's state
         many = as_handler(self.plain).many
         asked = {c: inner[id(r)] for c, r in requests.items()}
-        return (
-            many(asked, fresh)
-            if many
-            else {c: reply_or_failure(partial(self.plain, asked[c], fresh[c])) for c in asked}
-        )
+        if many:
+            return many(asked, fresh)
+        return {c: reply_or_failure(partial(self.plain, asked[c], fresh[c])) for c in asked}
 
     def permit(self) -> None:
         """Refuse a signature without noise where only noised updates may leave."""
@@ -125,7 +126,9 @@ class SignatureHandler:
         if has_local_privacy(self.privacy):
             raise Refused("privacy", "metrics of fitted models are not reported")
         told = {k: v for k, v in request.config.items() if k not in ("times", "round")}
-        arrays, alone = request.arrays, Site(site.id, site.data, dict(site.state))  # a copy: the state must not change
+        # a copy: the state must not change
+        arrays = request.arrays
+        alone = Site(site.id, site.data, dict(site.state))
         times = request.config.get("times", 0)
         if not isinstance(times, int) or not 0 <= times <= MOST_TIMES:
             raise Refused("told.times", f"it is {str(times)[:40]!r}, but must be a whole number up to {MOST_TIMES}")
@@ -138,7 +141,8 @@ class SignatureHandler:
 
     def sign(self, request: Request, site: Site, made: Reply) -> Reply:
         """The reply with the signature, and noise if it has an epsilon."""
-        part, after = self.signature, to_dense(request.arrays, made.arrays)
+        part = self.signature
+        after = to_dense(request.arrays, made.arrays)
         vector = part(request.arrays, after, find_last_layer(request.arrays))
         table = charge_signature(self.privacy, site, part) if has_local_privacy(self.privacy) else None
         if part.epsilon:

@@ -124,7 +124,9 @@ def noise_of(signature: Bias | Projection) -> float:
 
 def generator(repeatable: bool, seed: int, round: int, client: str) -> Draw:
     """The source of a client's noise: the operating system, since the seed would reveal the noise."""
-    return rng(seed, round, "signature", client) if repeatable else Secret()
+    if repeatable:
+        return rng(seed, round, "signature", client)
+    return Secret()
 
 
 def gaussian_sigma(epsilon: float, delta: float, sensitivity: float) -> float:
@@ -144,7 +146,8 @@ def gaussian_sigma(epsilon: float, delta: float, sensitivity: float) -> float:
 
     def excess(log_ratio: float) -> float:
         ratio = math.exp(log_ratio)  # deviation over sensitivity
-        a, b = 0.5 / ratio, epsilon * ratio
+        a = 0.5 / ratio
+        b = epsilon * ratio
         return float(ndtr(a - b) - np.exp(epsilon + log_ndtr(-a - b)) - delta)
 
     return sensitivity * math.exp(float(brentq(excess, -10.0, 20.0, xtol=1e-12)))

@@ -36,7 +36,9 @@ class Codec:
     def names(self, model: Arrays) -> list[str]:
         """The arrays of a model that are encoded, sorted: all of floating point; integers are sent unchanged."""
         names = sorted(name for name, value in model.items() if value.dtype.kind == "f")
-        return names if any(model[name].size for name in names) and self.keys.isdisjoint(model) else []
+        if any(model[name].size for name in names) and self.keys.isdisjoint(model):
+            return names
+        return []
 
     @abstractmethod
     def encode(self, update: Arrays, names: list[str], draw: np.random.Generator) -> Arrays:

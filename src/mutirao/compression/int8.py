@@ -9,7 +9,8 @@ from mutirao.compression.codec import Malformed, Vector, take, width
 from mutirao.compression.methods import CodecCompression
 from mutirao.core.arrays import Arrays
 
-CODES, SCALES = "int8@codes", "int8@scales"
+CODES = "int8@codes"
+SCALES = "int8@scales"
 LEVELS = 127  # on either side of 0
 
 

@@ -47,7 +47,9 @@ class EncodingHandler:
     def many(self) -> Many | None:
         """For many clients at once, if the handler supports it."""
         many = self.handler.many
-        return None if many is None else functools.partial(self._many, many)
+        if many is None:
+            return None
+        return functools.partial(self._many, many)
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """The encoded reply."""

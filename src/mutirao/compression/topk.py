@@ -11,7 +11,8 @@ from mutirao.compression.codec import Malformed, Vector, concatenate_arrays, tak
 from mutirao.compression.methods import CodecCompression
 from mutirao.core.arrays import Array, Arrays
 
-WHERE, VALUES = "topk@where", "topk@values"
+WHERE = "topk@where"
+VALUES = "topk@values"
 Places = npt.NDArray[np.intp]
 
 

@@ -34,8 +34,11 @@ from mutirao.errors import ConfigError, Refused, TooFewClients
 log = logging.getLogger("mutirao")
 
 AGREED = "agreed."  # prefix of digests in the config of a request
-PROFILE, AGREE = "profile", "agree"
-COUNTS, VERSIONS = "counts", "versions"  # what a client may report when it agrees: samples by class, packages
+PROFILE = "profile"
+AGREE = "agree"
+# what a client may report when it agrees: samples by class, packages
+COUNTS = "counts"
+VERSIONS = "versions"
 AWAY = {"late", "gone"}  # failures of clients that may come back
 PAUSED = "paused"  # the rule by which a site refuses all requests for a while
 SHOWN = 5  # clients that are named in an error
@@ -75,7 +78,9 @@ def check_agreed(config: Mapping[str, Scalar], own: Mapping[str, str], must: Col
 def agreed_of(data: Any) -> dict[str, str]:
     """The digests of a client's data, such as of its class list, if it has any."""
     own = getattr(data, "agreed", None)
-    return dict(own()) if callable(own) else {}
+    if callable(own):
+        return dict(own())
+    return {}
 
 
 def digest_of(content: bytes) -> str:
@@ -91,7 +96,9 @@ def bytes_to_extra(name: str, content: bytes) -> Arrays:
 def bytes_from_extra(name: str, extras: Arrays) -> bytes:
     """The bytes of the extra of that name; empty if there is none."""
     found = extras.get(name)
-    return found.tobytes() if found is not None and found.dtype == np.uint8 else b""
+    if found is not None and found.dtype == np.uint8:
+        return found.tobytes()
+    return b""
 
 
 def json_from_extra(name: str, extras: Arrays) -> dict[str, Any]:
@@ -100,7 +107,9 @@ def json_from_extra(name: str, extras: Arrays) -> dict[str, Any]:
         found = json.loads(bytes_from_extra(name, extras)[:100_000] or b"{}")
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    if isinstance(found, dict):
+        return found
+    return {}
 
 
 class AgreementFleet(Wrapper):
@@ -241,7 +250,9 @@ class AgreementFleet(Wrapper):
                 extras = {**request.extras, **self.extras}
                 made[id(request)] = replace(request, config=config, extras=extras)
         asked = {c: made[id(r)] for c, r in requests.items()}
-        return self.fleet.ask(asked) if asked or self.fleet.awaited() else Answers({}, {})
+        if asked or self.fleet.awaited():
+            return self.fleet.ask(asked)
+        return Answers({}, {})
 
 
 def is_disagreement(why: Failure) -> bool:

@@ -26,7 +26,8 @@ def cast_to(values: Array, dtype: npt.DTypeLike) -> Array:
     """Cast float64 `values` to `dtype`; integers are rounded to the nearest, halves to even."""
     kind = np.dtype(dtype)
     if kind.kind in "iu":
-        low, high = float(np.iinfo(kind).min), float(np.iinfo(kind).max)
+        low = float(np.iinfo(kind).min)
+        high = float(np.iinfo(kind).max)
         if high > np.iinfo(kind).max:  # 2**63 - 1 has no float64; the next above it would wrap to the other end
             high = float(np.nextafter(high, 0))
         values = np.clip(np.rint(values), low, high)
@@ -98,7 +99,9 @@ def part_of(arrays: Arrays, group: str) -> Arrays:
 
 def as_part(arrays: Arrays, group: str) -> Arrays:
     """Arrays of one group, by the names they have among those of all."""
-    return {f"{group}/{k}": v for k, v in arrays.items()} if group else arrays
+    if group:
+        return {f"{group}/{k}": v for k, v in arrays.items()}
+    return arrays
 
 
 def is_finite(arrays: Arrays) -> bool:

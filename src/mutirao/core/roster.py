@@ -12,7 +12,8 @@ from mutirao.core.arrays import Arrays
 
 ClientId = str
 MOST_FIGURES = 256
-OPEN, CLOSE = np.frombuffer(b"[", np.uint8), np.frombuffer(b"]", np.uint8)
+OPEN = np.frombuffer(b"[", np.uint8)
+CLOSE = np.frombuffer(b"]", np.uint8)
 COUNTS = (
     *("selected", "replied", "last_selected", "last_replied", "n", "last_probed", "last_improved"),
     *("first_n", "asked", "last_sent"),
@@ -89,7 +90,9 @@ class Roster:
         column = self.figures.get(name)
         if column is None:
             return np.full(len(self), default)
-        return column.copy() if np.isnan(default) else np.where(np.isnan(column), default, column)
+        if np.isnan(default):
+            return column.copy()
+        return np.where(np.isnan(column), default, column)
 
     def meet(self, clients: Sequence[ClientId]) -> None:
         """Set which clients are present; new clients get a row."""
@@ -164,7 +167,9 @@ class Roster:
 
     def figure_of(self, client: ClientId, name: str) -> float:
         """One client's figure, NaN if it is not known."""
-        return float(self.figures[name][self._index[client]]) if name in self.figures else float("nan")
+        if name in self.figures:
+            return float(self.figures[name][self._index[client]])
+        return float("nan")
 
     def sent(self, round: int, clients: Iterable[ClientId]) -> None:
         """Store which clients were sent the model of a round."""
@@ -202,7 +207,8 @@ class Roster:
         """These rows, or all that differ from those of a new client, as arrays; `from_arrays` restores them."""
         if rows is None:
             touched = self.touched()
-            rows, names = np.flatnonzero(touched), self._names_of(touched)
+            rows = np.flatnonzero(touched)
+            names = self._names_of(touched)
         else:
             some = json.dumps([self.ids[i] for i in rows.tolist()]).encode()  # a name may contain any character
             names = np.frombuffer(some, np.uint8).copy()

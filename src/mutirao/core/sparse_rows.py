@@ -65,7 +65,9 @@ def expand_rows(arrays: Arrays) -> Arrays:
     tables = [name.removesuffix(OF) for name in arrays if name.endswith(OF)]
     full = {k: v for k, v in arrays.items() if not k.endswith((ROWS, OF))} if tables else arrays
     for name in tables:
-        sent, rows, of = arrays[name], arrays.get(name + ROWS), arrays[name + OF]
+        sent = arrays[name]
+        rows = arrays.get(name + ROWS)
+        of = arrays[name + OF]
         if of.shape != (1,) or of.dtype.kind != "i" or not 0 < int(of[0]) * sent[:1].nbytes <= MOST_BYTES:
             raise ValueError(f"{name + OF!r} is not a valid number of rows")
         empty = np.zeros((int(of[0]), *sent.shape[1:]), sent.dtype)

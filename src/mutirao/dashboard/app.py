@@ -36,7 +36,8 @@ FIGURES = ("mean", "half_t", "best", "wobble", "difference", "difference_half", 
 
 def study_of(folder: Path) -> dict[str, Any]:
     """The study's sentences, and a table for each of its metrics."""
-    table, plan = json_of(folder / "table.json"), json_of(folder / "study.json")
+    table = json_of(folder / "table.json")
+    plan = json_of(folder / "study.json")
     lines = [x for x in table.get("lines") or [] if isinstance(x, dict) and "metric" in x and "method" in x]
     metrics = dict.fromkeys(str(x["metric"]) for x in lines)
     tables = [table_of(table, [x for x in lines if str(x["metric"]) == metric], metric) for metric in metrics]
@@ -86,7 +87,8 @@ class Shared:
 
     def __init__(self, most: int = 32) -> None:
         self._kept: OrderedDict[tuple[str, str], tuple[Any, Any]] = OrderedDict()
-        self._lock, self._most = threading.Lock(), most
+        self._lock = threading.Lock()
+        self._most = most
 
     def get(self, what: str, item: Item, file: str, make: Callable[[], Any]) -> Any:
         """The result for a run, made anew if the file changed."""
@@ -123,7 +125,9 @@ def sections_of(record: Record) -> list[dict[str, Any]]:
 def make_app(root: Path, token: str, hosts: frozenset[str] | None, read_only: bool = False) -> FastAPI:
     """The application over a folder; `hosts` are the addresses it answers to (None: any)."""
     app = page_app("dashboard/assets/dash.html", ASSETS, token, hosts)
-    watcher, control, shared = Watcher(root), Control(), Shared()
+    watcher = Watcher(root)
+    control = Control()
+    shared = Shared()
     app.state.watcher = watcher
     app.state.closing = lambda: False
 
@@ -170,7 +174,9 @@ def make_app(root: Path, token: str, hosts: frozenset[str] | None, read_only: bo
 
     def told(facts: dict[str, Any]) -> dict[str, Any]:
         at_rest = facts["state"] in ("stopped", "failed", "new")
-        return facts | {"why": problem} if at_rest and (problem := control.problem(str(facts["id"]))) else facts
+        if at_rest and (problem := control.problem(str(facts["id"]))):
+            return facts | {"why": problem}
+        return facts
 
     @app.get("/api/history")
     def history(id: str, only: Annotated[list[str], Query()] = []) -> dict[str, Any]:  # noqa: B006 - never changed

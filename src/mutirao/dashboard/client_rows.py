@@ -61,7 +61,9 @@ class Clients:
 def clients_of(table: Columns) -> Clients:
     """Every client that was ever selected."""
     names, who = table.codes("client")
-    round, n, weight = table.wholes("round"), table.wholes("n"), np.nan_to_num(table.numbers("weight"))
+    round = table.wholes("round")
+    n = table.wholes("n")
+    weight = np.nan_to_num(table.numbers("weight"))
     (groups, group), (failures, failure), (reasons, rejected) = (
         table.codes(k) for k in ("group", "failure", "rejected")
     )

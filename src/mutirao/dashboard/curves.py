@@ -30,7 +30,9 @@ class History:
     _inode: int = 0
 
     def __len__(self) -> int:
-        return len(self.values[0]) if self.values else 0
+        if self.values:
+            return len(self.values[0])
+        return 0
 
     def read_on(self) -> int:
         """Read what is new; return the row at which the new ones begin, or -1 if nothing is new."""
@@ -44,7 +46,8 @@ class History:
             head = file.readline(LINE)
             replaced = self._inode not in (0, stat.st_ino)  # a resumed run drops the rows of an unfinished round so
             if head != self._head or stat.st_size < self.offset or replaced:
-                self.offset, self._head = len(head), head
+                self.offset = len(head)
+                self._head = head
                 self.columns = next(csv.reader(head.decode("utf-8", errors="replace").splitlines()), [])
                 self.values = [array("d") for _ in self.columns]
             file.seek(self.offset)
@@ -58,11 +61,15 @@ class History:
             if len(cells) == len(self.columns):
                 for column, cell in zip(self.values, cells, strict=True):
                     column.append(finite_or_nan(cell))
-        return start if len(self) > start or start == 0 else -1
+        if len(self) > start or start == 0:
+            return start
+        return -1
 
     def column(self, name: str) -> Sequence[float]:
         """A column, empty if there is none."""
-        return self.values[self.columns.index(name)] if name in self.columns else ()
+        if name in self.columns:
+            return self.values[self.columns.index(name)]
+        return ()
 
     def part(self, start: int = 0, only: Iterable[str] = ()) -> dict[str, list[float | None]]:
         """The columns from a row on, as JSON knows them; `only` some of them."""
@@ -85,7 +92,8 @@ def read_column(path: Path, name: str) -> list[float]:
     head = next(csv.reader([lines[0].decode("utf-8", errors="replace")]), []) if lines else []
     if name not in head:
         return []
-    at, lines = head.index(name), lines[1 :: max(1, len(lines) // MOST_LINES)]
+    at = head.index(name)
+    lines = lines[1 :: max(1, len(lines) // MOST_LINES)]
     if b'"' in content:  # a comma may lie within a cell
         rows: Any = csv.reader(line.decode("utf-8", errors="replace") for line in lines)
     else:
@@ -107,7 +115,8 @@ def spark(values: Iterable[float]) -> str:
     known = thin([v for v in values if v == v])
     if len(known) < 2:
         return ""
-    low, high = min(known), max(known)
+    low = min(known)
+    high = max(known)
     scale = (len(LEVELS) - 1) / (high - low) if high > low else 0.0
     if not math.isfinite(scale):
         return ""

@@ -17,7 +17,9 @@ from mutirao.systems.cytology.slides.readers import encode_image
 from mutirao.systems.cytology.slides.tile_labels import Labels, Tiles, open_labels
 
 ASSETS = (HERE / "label.js", HERE / "label.css")
-SMALL, LARGE = 224, 1024  # pixels of a picture's longer side on the sheet, and looked at closely
+# pixels of a picture's longer side on the sheet, and looked at closely
+SMALL = 224
+LARGE = 1024
 Changes = Annotated[list[tuple[str, str]], Body(embed=True, max_length=1000)]
 
 

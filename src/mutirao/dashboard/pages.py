@@ -34,7 +34,9 @@ class Guard:
     """Lets through who came by the right address with the right token; everybody else learns nothing."""
 
     def __init__(self, app: Any, token: str, hosts: frozenset[str] | None) -> None:
-        self.app, self.token, self.hosts = app, token, hosts
+        self.app = app
+        self.token = token
+        self.hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check host, origin and token, and put the safe headers on every answer."""
@@ -61,7 +63,8 @@ class Guard:
         if self.hosts is not None and host.lower() not in self.hosts:  # another name may point here
             return "this page answers to its own address only"
         writes = scope["method"] not in ("GET", "HEAD")
-        origin, site = headers.get("origin"), headers.get("sec-fetch-site", "same-origin")
+        origin = headers.get("origin")
+        site = headers.get("sec-fetch-site", "same-origin")
         if writes and ((origin is not None and origin != f"http://{host}") or site not in ("same-origin", "none")):
             return "another page may not change anything here"
         if scope["path"].startswith("/assets/") and not writes:

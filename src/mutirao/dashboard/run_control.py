@@ -72,7 +72,9 @@ class Control:
             return ""
         says.seek(0)
         lines = says.read()[-4000:].decode("utf-8", errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"it ended with code {code}"
+        if lines:
+            return lines[-1]
+        return f"it ended with code {code}"
 
 
 def resume_words(item: Item) -> list[str]:
@@ -92,7 +94,8 @@ def resume_words(item: Item) -> list[str]:
             raise Refused(FOREIGN.format("config.toml", ", ".join(names)))
         return ["run", str(file) if ":" in recipe else recipe, "--out", str(item.path), "--resume", "--json"]
     plan = json_of(item.path / "study.json")
-    file, sets = Path(str(plan.get("file", ""))), plan.get("sets", [])
+    file = Path(str(plan.get("file", "")))
+    sets = plan.get("sets", [])
     if plan and not plan.get("file"):
         raise Refused(FROM_PYTHON.format("compare"))
     if not file.is_file() or not file.is_absolute():
@@ -110,4 +113,6 @@ def first_value(text: str) -> str:
         recipe = str(tomllib.loads(text).get("recipe", ""))
     except (ValueError, RecursionError) as error:
         raise Refused(f"config.toml cannot be read: {error}") from error
-    return "" if recipe.startswith("-") or recipe.endswith(".toml") else recipe
+    if recipe.startswith("-") or recipe.endswith(".toml"):
+        return ""
+    return recipe

@@ -56,7 +56,8 @@ class Item:
         marks = tuple(map(mark_of, self.files))  # before reading: what changes meanwhile is seen the next time
         if cells is None and not self.is_due():
             return False
-        before, self.facts = self.facts, clean(self.named() | self.read(cells or []))
+        before = self.facts
+        self.facts = clean(self.named() | self.read(cells or []))
         if self.study:
             self.facts |= {"ours": False, "resumable": False}  # one cell cannot be ended without breaking its study
         self.stamp = marks if self.rests else (*marks, *self.pulse())
@@ -72,7 +73,9 @@ class Item:
         try:
             if problem := problem_in(self.path):
                 return unreadable(problem)
-            return facts_of_run(self.path, self.history) if self.kind == "run" else facts_of_study(self.path, cells)
+            if self.kind == "run":
+                return facts_of_run(self.path, self.history)
+            return facts_of_study(self.path, cells)
         except Exception as error:  # one odd folder must not stop the page for all others
             return unreadable(f"it cannot be read: {error or type(error).__name__}")
 
@@ -139,4 +142,6 @@ class Shelf:
             return None
         path = item.path / name
         inside = path.resolve().is_relative_to(item.path.resolve()) and path.resolve().is_relative_to(self.root)
-        return path if inside and path.is_file() and not path.is_symlink() else None
+        if inside and path.is_file() and not path.is_symlink():
+            return path
+        return None

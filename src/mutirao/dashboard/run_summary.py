@@ -45,15 +45,19 @@ def problem_in(folder: Path) -> str:
 def facts_of_run(path: Path, history: History) -> Facts:
     """A run: its state, how far it came, its best, and in what it differs."""
     first, last, resumed = ends_of(path / "audit.jsonl")
-    state, why = state_of(path, last, resumed), ""
+    state = state_of(path, last, resumed)
+    why = ""
     try:
         config = read_settings(text_in(path / "config.toml"))
     except (ValueError, RecursionError) as error:
-        config, why = {}, f"config.toml cannot be read: {error}"
+        config = {}
+        why = f"config.toml cannot be read: {error}"
     summary = json_of(path / "summary.json") if state.name == "finished" else {}
     if state.name in ("running", "waiting") and (silent := silence(path, history)):
-        state, why = RunState("stale", state.why, resumed, state.pid), f"at work, but nothing came for {silent}"
-    began, changed = str(first.get("time", "")), str(last.get("time", ""))
+        state = RunState("stale", state.why, resumed, state.pid)
+        why = f"at work, but nothing came for {silent}"
+    began = str(first.get("time", ""))
+    changed = str(last.get("time", ""))
     facts = state_facts(state, why) | {
         "broken": why.startswith("config.toml"),
         "recipe": short(config.get("recipe", "")),
@@ -71,7 +75,9 @@ def facts_of_run(path: Path, history: History) -> Facts:
 
 def ended(path: Path, summary: Facts) -> Facts:
     """What the summary of a finished run says, and its curve."""
-    final, best, judge = subtable(summary, "final"), subtable(summary, "best"), str(summary.get("judge", ""))
+    final = subtable(summary, "final")
+    best = subtable(summary, "best")
+    judge = str(summary.get("judge", ""))
     return {
         "rounds": whole(summary.get("rounds")),
         "judge": short(judge),
@@ -87,7 +93,8 @@ def under_way(history: History, began: str, changed: str) -> Facts:
     """What the curves of a run say that is not finished."""
     history.read_on()
     judge = likely_monitor(history.columns)
-    values, way = [v for v in history.column(judge) if v == v], direction_of(judge)
+    values = [v for v in history.column(judge) if v == v]
+    way = direction_of(judge)
     best = (min if way == "lower" else max)(values) if values and way else None
     rest = {"seconds": apart(began, changed), "spark": spark(values), "way": way}
     return {"rounds": len(history), "judge": judge, "value": values[-1] if values else None, "best": best, **rest}
@@ -100,7 +107,9 @@ def silence(path: Path, history: History) -> str:
     except OSError:
         return ""
     seconds = [s for s in list(history.column("seconds"))[-20:] if s == s]
-    return f"{quiet / 60:.0f} minutes" if quiet > max(QUIET, 10 * max(seconds, default=0.0)) else ""
+    if quiet > max(QUIET, 10 * max(seconds, default=0.0)):
+        return f"{quiet / 60:.0f} minutes"
+    return ""
 
 
 def ends_of(trail: Path) -> tuple[Facts, Facts, bool]:
@@ -126,12 +135,15 @@ def event(line: bytes) -> Facts:
         found = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    if isinstance(found, dict):
+        return found
+    return {}
 
 
 def facts_of_study(path: Path, cells: Iterable[Facts]) -> Facts:
     """A study: how many of its runs are finished, and its best method."""
-    plan, table = json_of(path / "study.json"), json_of(path / "table.json")
+    plan = json_of(path / "study.json")
+    table = json_of(path / "table.json")
     pid, alive = holder(path)
     begun = list(cells)
     done = sum(cell["state"] == "finished" for cell in begun)
@@ -141,7 +153,8 @@ def facts_of_study(path: Path, cells: Iterable[Facts]) -> Facts:
     lines = [x for x in table.get("lines") or [] if isinstance(x, dict) and isinstance(x.get("mean"), int | float)]
     metric = str(lines[0].get("metric", "")) if lines else ""
     top = best_of([x for x in lines if x.get("metric") == metric], metric, table) or {}
-    began, changed = min_of(begun, "began"), max((cell["changed"] for cell in begun), default="")
+    began = min_of(begun, "began")
+    changed = max((cell["changed"] for cell in begun), default="")
     methods = list(dict.fromkeys(str(x.get("method", "")) for x in lines))
     return state_facts(RunState(name, pid=pid), "") | {
         "recipe": short(plan.get("recipe") or table.get("recipe") or ""),
@@ -175,12 +188,16 @@ def state_facts(state: RunState, why: str) -> Facts:
 def short(value: Any) -> str:
     """A text from a folder as the list shows it: one line, not too long."""
     text = " ".join(str(value)[: 4 * MOST_WORDS].split())
-    return text if len(text) <= MOST_WORDS else text[: MOST_WORDS - 1] + "…"
+    if len(text) <= MOST_WORDS:
+        return text
+    return text[: MOST_WORDS - 1] + "…"
 
 
 def whole(value: Any) -> int:
     """A count, 0 if it is none."""
-    return value if isinstance(value, int) and 0 <= value < 2**53 else 0
+    if isinstance(value, int) and 0 <= value < 2**53:
+        return value
+    return 0
 
 
 def min_of(facts: Iterable[Facts], key: str) -> str:

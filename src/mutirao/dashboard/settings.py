@@ -40,7 +40,9 @@ def read_line(line: str) -> tuple[str, Any] | None:
         ((key, value),) = tomllib.loads(line).items()
     except (ValueError, RecursionError):
         return None
-    return (key, value) if isinstance(value, str | int | float | bool) else None
+    if isinstance(value, str | int | float | bool):
+        return (key, value)
+    return None
 
 
 def settings_of(config: dict[str, Any]) -> Settings:

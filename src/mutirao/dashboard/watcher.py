@@ -14,7 +14,9 @@ from typing import Any
 from mutirao.dashboard.run_index import Item, Shelf
 from mutirao.dashboard.run_summary import Facts
 
-TICK, WALK = 0.2, 2.0  # seconds between looks at known folders, and between searches for new ones
+# seconds between looks at known folders, and between searches for new ones
+TICK = 0.2
+WALK = 2.0
 TURN = 10  # ticks in which every run at rest is looked at once
 MOST_WAITING = 500  # messages a slow reader may be behind before it is told to begin anew
 
@@ -25,7 +27,8 @@ class Listener:
     """One open page: a queue in its event loop, and the runs whose rows it wants."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, wants: frozenset[str]) -> None:
-        self.loop, self.wants = loop, wants
+        self.loop = loop
+        self.wants = wants
         self.queue: asyncio.Queue[Message] = asyncio.Queue(MOST_WAITING)
 
     def tell(self, message: Message) -> None:
@@ -48,12 +51,15 @@ class Watcher:
         self.shelf = Shelf(root)
         self.lock = threading.RLock()
         self.listeners: set[Listener] = set()
-        self.walked, self.looked = threading.Event(), threading.Event()  # all runs are known of; all are read
+        # all runs are known of; all are read
+        self.walked = threading.Event()
+        self.looked = threading.Event()
         self.left = 0  # runs that are known to be there, but were not read yet
         self.changes = itertools.count()
         self.version = f"{secrets.token_hex(4)}-0"  # of the list; another one in another process
         self._stop = threading.Event()
-        self._walked, self._tick = 0.0, 0
+        self._walked = 0.0
+        self._tick = 0
         self._told: dict[str, tuple[int, tuple[str, ...]]] = {}  # rows of a run that listeners have heard of
         self._listed: tuple[str, bytes] = ("", b"")
         self.thread = threading.Thread(target=self._run, name="watcher", daemon=True)
@@ -174,7 +180,8 @@ class Watcher:
             item.history.read_on()
         except (OSError, csv.Error):  # one odd table must not stop the page for all others
             return None
-        count, told = len(item.history), self._told.get(item.key, (0, ()))
+        count = len(item.history)
+        told = self._told.get(item.key, (0, ()))
         mark = (count, tuple(item.history.columns))
         if mark == told:
             return None

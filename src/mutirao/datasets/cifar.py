@@ -250,7 +250,9 @@ def cifar100_class_names(folder: Path, kind: str) -> tuple[str, ...]:
 
 def version_name(suffix: str) -> str:
     """The publisher's name of the version whose files have this suffix."""
-    return "binary" if suffix else "Python"
+    if suffix:
+        return "binary"
+    return "Python"
 
 
 def describe_labels(part: str, labels: Labels, classes: int) -> str:

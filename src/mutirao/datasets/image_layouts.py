@@ -28,7 +28,9 @@ from mutirao.io import read_csv
 
 log = logging.getLogger("mutirao")
 
-TRAINING, TEST, GLOBAL_TEST = "Training", "Test", "global_test"
+TRAINING = "Training"
+TEST = "Test"
+GLOBAL_TEST = "global_test"
 CLIENT = re.compile(r"client_(\d+)")
 GroupRows = Callable[[ImageSet], ImageSet]  # turns images into the rows that are partitioned: images or slides
 TABLE = "a table (CSV) with columns file and label, and perhaps client and group"

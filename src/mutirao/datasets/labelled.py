@@ -165,7 +165,9 @@ def call_loader(path: str, seed: int) -> Labelled:
 def load_for_evaluation(data: str, seed: int, split: str) -> Labelled:
     """Load a set to evaluate on its test set, or on a fifth of its training set (`vali`)."""
     found = load_labelled(data, seed)
-    return found if split == "test" else with_validation_set(found, rng(seed, 0, "validation"))
+    if split == "test":
+        return found
+    return with_validation_set(found, rng(seed, 0, "validation"))
 
 
 def with_validation_set(data: Labelled, draw: np.random.Generator) -> Labelled:
@@ -254,7 +256,9 @@ def read_classes(path: Path, seed: int, side: int = SIDE) -> Labelled:
 def known_users(pictures: ImageSet) -> npt.NDArray[np.str_] | None:
     """The user of each image, if a table says it."""
     users = pictures.laboratories
-    return users if len(users) and (users != "").all() else None
+    if len(users) and (users != "").all():
+        return users
+    return None
 
 
 def count_classes(where: str, *labels: npt.NDArray[np.int64]) -> int:

@@ -45,7 +45,9 @@ class Finding:
 
 def check_result(check: str, trouble: str, remedy: str, good: str) -> Finding:
     """A failed check if there is a problem, else a passed one."""
-    return Finding(check, "fail", trouble, remedy) if trouble else Finding(check, "ok", good)
+    if trouble:
+        return Finding(check, "fail", trouble, remedy)
+    return Finding(check, "ok", good)
 
 
 def check_amount(check: str, left: float, least: float, little: float, text: str, remedy: str) -> Finding:
@@ -411,7 +413,9 @@ def memory_left() -> float | None:
     try:
         most = Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8").strip()
         used = float(Path("/sys/fs/cgroup/memory.current").read_text(encoding="utf-8"))
-        return left if most == "max" else min(left, float(most) - used)
+        if most == "max":
+            return left
+        return min(left, float(most) - used)
     except (OSError, ValueError):
         return left
 

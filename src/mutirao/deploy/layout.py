@@ -175,7 +175,9 @@ def split_address(text: str) -> tuple[str, int]:
 
 def bracket(host: str) -> str:
     """A host as it stands in an address."""
-    return f"[{host}]" if ":" in host else host
+    if ":" in host:
+        return f"[{host}]"
+    return host
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -86,7 +86,9 @@ class Process:
 
     def text(self) -> str:
         """What it has said so far."""
-        return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+        if self.log.exists():
+            return self.log.read_text(encoding="utf-8", errors="replace")
+        return ""
 
     def last_words(self) -> str:
         """The last line of its log that says something."""
@@ -96,7 +98,9 @@ class Process:
         """Why it ended, from its log; Flower writes an error over several lines."""
         lines = self.text().splitlines()
         at = next((i for i, line in enumerate(lines) if "ERROR" in line or "Error" in line), None)
-        return self.last_words() if at is None else " ".join(" ".join(lines[at : at + 4]).split())[:300]
+        if at is None:
+            return self.last_words()
+        return " ".join(" ".join(lines[at : at + 4]).split())[:300]
 
     def since(self) -> str:
         """When it was started (UTC)."""
@@ -180,7 +184,9 @@ def running(folder: Path) -> Process | None:
         process = Process(what, folder.resolve(), pid, born, Path(facts["log"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return process if process.alive() else None
+    if process.alive():
+        return process
+    return None
 
 
 def stop_all(processes: Iterable[Process]) -> None:
@@ -219,7 +225,9 @@ def certificate_problem(server: Server) -> str:
     ends = read_certificate(server.certificate).not_valid_after_utc
     now = datetime.datetime.now(datetime.UTC)
     remedy = f"renew it with: mutirao site renew {server.folder}"
-    return f"{server.certificate} ended {ends:%Y-%m-%d %H:%M} UTC; {remedy}" if now >= ends else ""
+    if now >= ends:
+        return f"{server.certificate} ended {ends:%Y-%m-%d %H:%M} UTC; {remedy}"
+    return ""
 
 
 def port_problem(server: Server) -> str:
@@ -379,13 +387,17 @@ def start_id(pid: int) -> str:
     try:
         rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-        return "" if rest[0] in "ZX" else f"{boot}/{rest[19]}"
+        if rest[0] in "ZX":
+            return ""
+        return f"{boot}/{rest[19]}"
     except (OSError, IndexError):
         if sys.platform == "linux":
             return ""
     done = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True)
     state, _, when = done.stdout.strip().partition(" ")
-    return "" if not state or state.startswith("Z") else " ".join(when.split())
+    if not state or state.startswith("Z"):
+        return ""
+    return " ".join(when.split())
 
 
 def processes_of(folder: Path) -> list[tuple[int, str]]:

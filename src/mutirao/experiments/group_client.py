@@ -264,7 +264,9 @@ def warm_up_trainer(trainer: Trainer, epochs: int) -> Trainer:
 def class_map(config: Mapping[str, Scalar], classes: int) -> list[int]:
     """The class of each output."""
     text = str(config.get("classes", ""))
-    return [int(c) for c in text.split(",")] if text else list(range(classes))
+    if text:
+        return [int(c) for c in text.split(",")]
+    return list(range(classes))
 
 
 def relabel(samples: Samples, names: list[int], classes: int) -> Samples:

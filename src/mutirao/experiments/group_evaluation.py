@@ -85,7 +85,9 @@ def evaluate_on_clients(context: GroupContext, state: Grouping) -> dict[ClientId
     for group, members in state.groups.members().items():
         request = request_of(context.run, state, group, "evaluate")
         requests.update({c: request for c in members if c in here and context.plan.honest(c)})
-    return sift(context.fleet.ask(requests), fault_of_evaluation).replies if requests else {}
+    if requests:
+        return sift(context.fleet.ask(requests), fault_of_evaluation).replies
+    return {}
 
 
 def fault_of_evaluation(reply: Reply) -> Failure | None:
@@ -93,7 +95,9 @@ def fault_of_evaluation(reply: Reply) -> Failure | None:
     if (wrong := fault_of_extras(reply)) is not None:
         return wrong
     odd = [k for k, v in reply.metrics.items() if k.startswith("accuracy") and not 0 <= v <= 1]
-    return Failure("too_large", f"reports an {odd[0]} outside of 0 to 1") if odd else None
+    if odd:
+        return Failure("too_large", f"reports an {odd[0]} outside of 0 to 1")
+    return None
 
 
 def update_settled(state: Grouping, group: str, plan: Plan) -> None:
@@ -114,4 +118,6 @@ def request_of(run: Run, state: Grouping, group: str, do: str) -> Request:
 def class_map_of(state: Grouping, group: str) -> dict[str, Scalar]:
     """The class of each output of a group's model, unless it has all classes in order."""
     names = state.classes[group]
-    return {} if names == list(range(state.total or len(names))) else {"classes": ",".join(map(str, names))}
+    if names == list(range(state.total or len(names))):
+        return {}
+    return {"classes": ",".join(map(str, names))}

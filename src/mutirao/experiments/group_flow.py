@@ -105,7 +105,9 @@ def plan_groups(config: Any, task: Any, options: GroupOptions) -> Plan:
         return privacy.at_server(select, aggregate, clients, config)
 
     def inherit(before: Sequence[Arrays]) -> Arrays:
-        return privacy.inherit(before, noise_of(signature)) if isinstance(privacy, Settings) else {}
+        if isinstance(privacy, Settings):
+            return privacy.inherit(before, noise_of(signature))
+        return {}
 
     check_needs(task.provides, *Cohort(*parts(len(task.population)), filters=filters).parts)
     return Plan(

@@ -88,7 +88,8 @@ def compare_with_references(run: Run, fleet: Fleet, plan: Plan, settings: Refere
         log.warning("no references for the groups: no client has fitted all of %s", ", ".join(SERVED_MODELS))
         return {}
     held_out = held_out_accuracies(fits, clients)
-    served, why = settings.serve, f"serve={settings.serve}"
+    served = settings.serve
+    why = f"serve={settings.serve}"
     if settings.serve == "auto":
         served, why = choose_served(held_out)
     if served != "groups":
@@ -151,7 +152,10 @@ def directions_of(metric: str, higher_is_better: bool = True) -> dict[str, str]:
 
 def stored_comparison(run: Run) -> dict[str, Any]:
     """What `compare_with_references` stored in the run; empty before."""
-    return json.loads(run.memory[MEMORY_KEY].tobytes()) if MEMORY_KEY in run.memory else {}
+    if MEMORY_KEY in run.memory:
+        stored: dict[str, Any] = json.loads(run.memory[MEMORY_KEY].tobytes())
+        return stored
+    return {}
 
 
 def train_fedavg(run: Run, fleet: Fleet, plan: Plan, settings: References, groups: int) -> Arrays:

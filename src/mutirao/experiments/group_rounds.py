@@ -246,7 +246,9 @@ def request_signatures(
     context: GroupContext, grouper: Grouper, clients: list[ClientId], size: int = 0
 ) -> dict[ClientId, Reply]:
     """The replies to a warm-up, with a signature each; empty replies if the grouper needs no warm-up."""
-    return warm_up(context, clients, size) if grouper.uses_warm_up else {c: Reply({}) for c in clients}
+    if grouper.uses_warm_up:
+        return warm_up(context, clients, size)
+    return {c: Reply({}) for c in clients}
 
 
 def warm_up(context: GroupContext, clients: Sequence[ClientId], size: int = 0) -> dict[ClientId, Reply]:
@@ -262,7 +264,9 @@ def warm_up(context: GroupContext, clients: Sequence[ClientId], size: int = 0) -
         config["holdings"] = True
     common = Request("warm", plan.model(plan.classes), config)
     replies = context.ask(dict.fromkeys(clients, common), "warm-up", partial(fault_of_signature, plan, size))
-    return replies if size else of_one_length(context, replies)
+    if size:
+        return replies
+    return of_one_length(context, replies)
 
 
 def fault_of_signature(plan: Plan, size: int, reply: Reply) -> Failure | None:

@@ -150,7 +150,9 @@ def reference_rounds(config: Any) -> int:
 def references_in(run: Run) -> dict[str, Any]:
     """The entry of summary.json on references, if there are any."""
     comparison = stored_comparison(run)
-    return {"references": comparison} if comparison else {}
+    if comparison:
+        return {"references": comparison}
+    return {}
 
 
 def make_grouped(given: T, config: Any) -> T:

@@ -52,9 +52,13 @@ def sums_of(config: Any) -> str:
     """What the server sees: single updates (`none`), sums (`exact`), or noised sums (`noised`)."""
     if config.privacy.name in ("central", "local"):
         return "noised"
-    return "exact" if config.secure.name != "none" else "none"
+    if config.secure.name != "none":
+        return "exact"
+    return "none"
 
 
 def build_screen(config: Any, **context: Any) -> tuple[AnyFilter, ...]:
     """The configured filter, if any."""
-    return (build("screen", config.screen, **context),) if config.screen.name != "none" else ()
+    if config.screen.name != "none":
+        return (build("screen", config.screen, **context),)
+    return ()

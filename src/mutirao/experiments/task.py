@@ -171,7 +171,9 @@ def client_evaluation_interval(config: Any, task: "Task") -> int:
     if f"{task.judge}_worst_decile" in task.metrics:  # the task evaluates single clients itself
         return 0
     reports = f"metrics:{task.judge}" in task.provides and can_evaluate(task.population, surely=True)
-    return int(config.rounds) if reports and not is_private(config) else 0
+    if reports and not is_private(config):
+        return int(config.rounds)
+    return 0
 
 
 def client_metrics(task: Task, with_others: bool = True) -> tuple[str, bool, dict[str, bool]]:

@@ -134,7 +134,9 @@ class FlowerFleet(Fleet):
 
     def awaited(self) -> frozenset[ClientId]:
         """Who was asked to train and has not answered, in time or at all."""
-        return self._async.clients() if self._async is not None else frozenset()
+        if self._async is not None:
+            return self._async.clients()
+        return frozenset()
 
     def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
         """Send each client its request and wait at most `timeout` seconds for the answers."""
@@ -205,10 +207,14 @@ class FlowerFleet(Fleet):
         if self.plain:
             return flower_reply_in(answer, sent.node, required_extras(sent.request))
         reply = reply_in(answer, sent.node)
-        return reply if isinstance(reply, Failure) else CheckedAnswer(reply, without_arrays(answer))
+        if isinstance(reply, Failure):
+            return reply
+        return CheckedAnswer(reply, without_arrays(answer))
 
     def _check_answer(self, sent: SentRequest, answer: Reply | Failure | CheckedAnswer) -> Reply | Failure:
-        return self._approve(sent.client, answer, sent.request) if isinstance(answer, CheckedAnswer) else answer
+        if isinstance(answer, CheckedAnswer):
+            return self._approve(sent.client, answer, sent.request)
+        return answer
 
     def _approve(self, client: ClientId, opened: CheckedAnswer, request: Request) -> Reply | Failure:
         """The reply in an answer, if it comes with what was agreed on, and with the head of its site's trail if due."""

@@ -232,7 +232,9 @@ class Strategy(FlowerStrategy):
         answers = sift(self.read(self.evaluating, replies, ()), fault_of_extras)
         for client, why in answers.failures.items():
             log.warning("round %d: %s does not evaluate: %s", server_round, client, why)
-        return MetricRecord({**mean_metrics(answers.replies)}) if answers.replies else None
+        if answers.replies:
+            return MetricRecord({**mean_metrics(answers.replies)})
+        return None
 
     def write(self, arrays: ArrayRecord, config: ConfigRecord, clients: Iterable[ClientId], kind: str) -> list[Message]:
         """The same message to each of these clients."""

@@ -55,7 +55,9 @@ def deviations(clients: int, sigma: float = 0.1, form: Form = "paper") -> Floats
 
 def noise_levels(name: str, settings: Mapping[str, Any], clients: int) -> tuple[float, ...]:
     """The standard deviations of the noise on the clients' inputs; empty for other partitions than `noise`."""
-    return tuple(deviations(clients, **settings).tolist()) if name == "noise" else ()
+    if name == "noise":
+        return tuple(deviations(clients, **settings).tolist())
+    return ()
 
 
 def disturb(x: npt.NDArray[Any], deviation: float, rng: np.random.Generator) -> npt.NDArray[np.float32]:
@@ -84,4 +86,6 @@ def disturb_rows(levels: Sequence[float], seed: int, parts: Sequence[Indices], x
 
 def disturb_test(levels: Sequence[float], seed: int, client: int, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The test inputs of a client with noise of its own level; unchanged without levels."""
-    return disturb(x, levels[client], stream(seed, 0, "noise of test", str(client))) if levels else x
+    if levels:
+        return disturb(x, levels[client], stream(seed, 0, "noise of test", str(client)))
+    return x

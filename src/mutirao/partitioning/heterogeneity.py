@@ -71,7 +71,9 @@ class PartitionSummary:
         """The samples of the largest client by those of the smallest; infinite if that has none."""
         most = float(self.sizes.max())
         least = float(self.sizes.min())
-        return most / least if least else math.inf
+        if least:
+            return most / least
+        return math.inf
 
     def figures(self) -> dict[str, Any]:
         """The usual measures of a partition, by name; an infinite ratio is None."""
@@ -142,4 +144,6 @@ def class_shares(counts: Counts) -> npt.NDArray[np.float64]:
 def mean_of_known(values: npt.NDArray[np.float64]) -> float:
     """The mean of the values that are not NaN; 0 if there is none."""
     known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else 0.0
+    if len(known):
+        return float(known.mean())
+    return 0.0

@@ -38,7 +38,9 @@ def family(metric: str) -> str:
     name = "accuracy" if name == "acc" else name
     stem, _, last = name.removesuffix("_decile").rpartition("_")
     at_clients = stem and last in ("worst", "p10", "p50", "p90", "mean", "own")
-    return f"{stem}{AT_CLIENTS}" if at_clients else name
+    if at_clients:
+        return f"{stem}{AT_CLIENTS}"
+    return name
 
 
 def distinct_metrics(record: Record) -> list[str]:
@@ -75,12 +77,14 @@ def chart_curves(record: Record) -> list[Spec]:
     rounds = record.history.numbers("round")
     made = []
     for title, names in families.items():
-        series, said = [], []
+        series = []
+        said = []
         for i, name in enumerate(names):
             values = record.history.numbers(name)
             if np.isnan(values).all():
                 continue
-            label, trains = label_of(name), name.startswith("train_")
+            label = label_of(name)
+            trains = name.startswith("train_")
             band = band_of(record, name.removeprefix("train_"), rounds) if trains else {}
             series.append(line(label, rounds, values, tint=i, dash="6 3" if trains else "", **band))
             said.append(trend(label, series[-1]["y"], record.direction(name)))
@@ -98,7 +102,9 @@ def band_of(record: Record, name: str, rounds: Floats) -> dict[str, Floats]:
     values = record.clients.numbers(name)
     keep = ~np.isnan(values)
     at, low, _, high = spread_of(reported_in[keep], values[keep])
-    return {"lo": low, "hi": high} if np.array_equal(at, rounds) and (low < high).any() else {}
+    if np.array_equal(at, rounds) and (low < high).any():
+        return {"lo": low, "hi": high}
+    return {}
 
 
 def trend(name: str, values: Sequence[float], way: Direction | None) -> str:
@@ -114,7 +120,8 @@ def trend(name: str, values: Sequence[float], way: Direction | None) -> str:
 def chart_weights(record: Record) -> Iterator[Spec]:
     """Weights of clients by round, coloured by risk where there is one, and the method's own figures."""
     table = record.clients
-    rounds, weight = table.numbers("round"), table.numbers("weight")
+    rounds = table.numbers("round")
+    weight = table.numbers("weight")
     used = weight > 0
     if used.any() and "risk" in table:
         risk = table.numbers("risk")
@@ -176,7 +183,9 @@ def chart_groups(record: Record) -> Iterator[Spec]:
     plane = Columns(record.path / "plane.csv")
     if len(plane):
         of = {c: g for g, members in found.items() for c in members}
-        names, x, y = plane.texts("client"), plane.numbers("x"), plane.numbers("y")
+        names = plane.texts("client")
+        x = plane.numbers("x")
+        y = plane.numbers("y")
         series = []
         for group in sorted({of.get(c, "none") for c in names}, key=in_order):
             rows = [i for i, c in enumerate(names) if of.get(c, "none") == group]
@@ -202,7 +211,8 @@ def tints_of(groups: Iterable[str]) -> dict[str, int]:
 
 def chart_scores(record: Record, tints: dict[str, int]) -> Iterator[Spec]:
     """The primary metric of each group's model by round."""
-    scores, metric = json_of(record.path / "groups.json").get("scores"), record.monitor or "accuracy"
+    scores = json_of(record.path / "groups.json").get("scores")
+    metric = record.monitor or "accuracy"
     series = []
     for group, rows in scores.items() if isinstance(scores, dict) else ():
         known = [r for r in rows if isinstance(r, dict) and isinstance(r.get(metric), int | float)]

@@ -22,7 +22,8 @@ def chart_partition(record: Record) -> list[Spec]:
     table = Columns(record.path / "partition.csv")
     names: Sequence[str]
     if len(table) and len(table.names) > 1:
-        names, classes = table.texts(table.names[0]), [*table.names[1:]]
+        names = table.texts(table.names[0])
+        classes = [*table.names[1:]]
         counts = np.nan_to_num(np.array([table.numbers(c) for c in classes]))
     else:
         (names, counts), classes = sizes_differ(record), [SAMPLES]
@@ -31,7 +32,9 @@ def chart_partition(record: Record) -> list[Spec]:
     order = sorted(range(len(names)), key=lambda i: in_order(names[i]))
     step = -(-len(order) // MOST_BARS)
     rows = order[::step]
-    classed, total, kinds = classes != [SAMPLES], counts.sum(0), (counts > 0).sum(0)
+    classed = classes != [SAMPLES]
+    total = counts.sum(0)
+    kinds = (counts > 0).sum(0)
     held = f"{between(total)} samples" + (f" of {between(kinds)} of {len(classes)} classes" if classed else "")
     shown = f"; {len(rows)} of {len(names):,} clients are shown" if step > 1 else ""
     every = record.population <= len(names)
@@ -49,13 +52,18 @@ def sizes_differ(record: Record) -> tuple[list[str], Floats]:
     told = np.nan_to_num(record.clients.numbers("n"))
     most = np.zeros(len(names))
     np.maximum.at(most, codes, told)
-    return (names, most[None]) if most.any() else ([], most[None])
+    if most.any():
+        return (names, most[None])
+    return ([], most[None])
 
 
 def between(values: Any) -> str:
     """`5`, or `3 to 5`."""
-    low, high = values.min(), values.max()
-    return f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
+    low = values.min()
+    high = values.max()
+    if low == high:
+        return f"{low:,.0f}"
+    return f"{low:,.0f} to {high:,.0f}"
 
 
 def chart_participation(record: Record) -> Iterator[Spec]:
@@ -77,7 +85,8 @@ def chart_heat(record: Record, found: Sequence[str], counts: Counts) -> Spec:
     rounds = record.clients.numbers("round")
     keep = record.selected
     last = int(rounds[keep].max(initial=1.0))
-    tall, wide = -(-len(order) // MOST_ROWS), -(-last // MOST_COLUMNS)
+    tall = -(-len(order) // MOST_ROWS)
+    wide = -(-last // MOST_COLUMNS)
     place = np.empty(len(order), np.intp)
     place[order] = np.arange(len(order)) // tall
     values = np.zeros((-(-len(order) // tall), -(-last // wide)), np.intp)

@@ -39,13 +39,17 @@ def is_steady(spec: Spec) -> bool:
 
 def in_words(spec: Spec) -> str:
     """What a chart would show, in a sentence."""
-    title, about = str(spec["title"]), str(spec["about"])
-    return about if about.lower().startswith(title.lower()) else f"{title}: {about[:1].lower()}{about[1:]}"
+    title = str(spec["title"])
+    about = str(spec["about"])
+    if about.lower().startswith(title.lower()):
+        return about
+    return f"{title}: {about[:1].lower()}{about[1:]}"
 
 
 def fill_rows(wide: Sequence[bool]) -> list[bool]:
     """Which of the charts, two a row, take a whole one: those that ask for it, and who would be alone in it."""
-    out, alone = list(wide), False
+    out = list(wide)
+    alone = False
     for place, whole in enumerate(wide):
         if whole and alone:
             out[place - 1] = True

@@ -13,7 +13,8 @@ from mutirao.runs.reader import Record
 from mutirao.runs.run_folder import load_run
 from mutirao.templates import macros
 
-WIDE, TALL = 220, 70
+WIDE = 220
+TALL = 70
 MOST = 6
 PIECES = "report/assets/notebook.html"
 
@@ -61,8 +62,12 @@ def box(name: str, points: list[tuple[float, float]], way: Direction | None) -> 
     if not points:
         return {}
     xs, ys = zip(*points, strict=True)
-    low, high, first, last = min(ys), max(ys), xs[0], xs[-1]
-    across, up = (WIDE - 8) / ((last - first) or 1), (TALL - 8) / ((high - low) or 1)
+    low = min(ys)
+    high = max(ys)
+    first = xs[0]
+    last = xs[-1]
+    across = (WIDE - 8) / ((last - first) or 1)
+    up = (TALL - 8) / ((high - low) or 1)
     path = " ".join(f"{4 + (x - first) * across:.1f},{TALL - 4 - (y - low) * up:.1f}" for x, y in points)
     best = f", best {low if way == 'lower' else high:.4g}" if way else ""
     said = f"{name}: last {ys[-1]:.4g}{best}"

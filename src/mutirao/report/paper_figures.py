@@ -163,7 +163,8 @@ def plot_labels(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
     classes = table.names[1:]
     counts = np.nan_to_num(np.array([table.numbers(c) for c in classes]))
     figure, axes = canvas(width, 0.75)
-    colours, under = palette(len(classes)), np.zeros(len(table))
+    colours = palette(len(classes))
+    under = np.zeros(len(table))
     for i, name in enumerate(classes):
         label = name if len(classes) <= 12 else None
         axes.bar(np.arange(len(table)), counts[i], 0.92, bottom=under, color=colours[i], label=label)
@@ -234,9 +235,12 @@ def plot_users(folder: Path, out: Path, metric: str = "", width: float = 0.0, ta
 
 def first_round_at(record: Record, metric: str, goal: float) -> float:
     """The first round at which the metric is at the goal or beyond; infinity if none is."""
-    values, rounds = record.history.numbers(metric), record.history.numbers("round")
+    values = record.history.numbers(metric)
+    rounds = record.history.numbers("round")
     there = values >= goal if sign_of(record, metric) > 0 else values <= goal
-    return float(rounds[there][0]) if there.any() else math.inf
+    if there.any():
+        return float(rounds[there][0])
+    return math.inf
 
 
 def plot_weights(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
@@ -247,7 +251,8 @@ def plot_weights(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
     figure, axes = canvas(width)
     risk = table.numbers("risk")
     keep = ~np.isnan(risk)
-    rounds, weight = table.numbers("round")[keep], table.numbers("weight")[keep]
+    rounds = table.numbers("round")[keep]
+    weight = table.numbers("weight")[keep]
     bar = scatter_risks(figure, axes, rounds, weight, risk[keep], size=3, edge=0.1)
     bar.set_label("risk", color=INK, size=8)
     bar.ax.tick_params(labelsize=6.5, colors=INK, length=0)

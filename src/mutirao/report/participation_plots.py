@@ -21,7 +21,8 @@ def draw_participation(found: Participation, path: Path | str) -> None:
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
 
-    clients, rounds = len(found.clients), found.rounds
+    clients = len(found.clients)
+    rounds = found.rounds
     shown = np.arange(0, clients, every(clients, MOST_ROWS))
     figure = Figure(figsize=(9.6, 4.6), layout="constrained", facecolor="white")
     grid = figure.add_gridspec(2, 2, width_ratios=(2.2, 1))

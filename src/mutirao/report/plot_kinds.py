@@ -82,4 +82,6 @@ def plot_selection(folder: Path, out: Path, metric: str = "", targets: Sequence[
 
 def file_in(out: Path, name: str) -> Path:
     """The file that was named, or the one of that name in the folder that was."""
-    return out / name if out.is_dir() or not out.suffix else out
+    if out.is_dir() or not out.suffix:
+        return out / name
+    return out

@@ -20,7 +20,8 @@ FORMATS = ("png", "svg", "pdf")
 # Paul Tol's "bright" and "muted" schemes: distinct for the colour-blind, too.
 BRIGHT = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#888888")
 MUTED = ("#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255", "#AA4499", "#BBBBBB")
-INK, PALE = "#333333", "#E4E4E4"
+INK = "#333333"
+PALE = "#E4E4E4"
 
 
 def blank(wide: float, tall: float, *grid: int, **options: Any) -> tuple["Figure", Any]:

@@ -44,7 +44,8 @@ def draw_partition(summary: PartitionSummary, path: Path | str) -> None:
 
     total, classes = summary.counts.shape
     shown = np.arange(0, total, every(total, MOST_BARS))
-    counts, colours = summary.counts[shown], palette(classes)
+    counts = summary.counts[shown]
+    colours = palette(classes)
     each = float(np.clip(8.0 / len(shown), 0.06, 0.34))  # inches a bar
     figure, axes = blank(8.2, 1.5 + max(0.8, each * len(shown)))
     gap = 0.2 if len(shown) <= 40 else 0.0  # thin bars with gaps would flicker
@@ -110,7 +111,8 @@ def make_curves(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str], title
         raise ConfigError("no metrics are named, so there is no curve to draw")
     across = 2 if len(families) == 4 else min(len(families), 3)
     down = math.ceil(len(families) / across)
-    wide, tall = max(5.2, 4.2 * across), 3.1 * down + (0.4 if title else 0)
+    wide = max(5.2, 4.2 * across)
+    tall = 3.1 * down + (0.4 if title else 0)
     figure, panels = blank(wide, tall, down, across, squeeze=False)
     for axes, (family, names) in zip(panels.flat, families.items(), strict=False):
         for name in sorted(names):  # evaluation before training, with the stronger colour
@@ -156,7 +158,8 @@ def draw_bands(
     figure, panels = panels_of(len(methods))
     for i, ((method, runs), axes) in enumerate(zip(methods.items(), panels, strict=True)):
         rounds, mean, half = average(runs)
-        colour, style = BRIGHT[i % len(BRIGHT)], STYLES[i // len(BRIGHT) % len(STYLES)]
+        colour = BRIGHT[i % len(BRIGHT)]
+        style = STYLES[i // len(BRIGHT) % len(STYLES)]
         axes.fill_between(rounds, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
         axes.plot(rounds, mean, color=colour, linestyle=style, linewidth=1.8, label=method)
     for axes in figure.axes:

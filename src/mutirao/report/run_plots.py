@@ -27,7 +27,9 @@ from mutirao.runs.reader import Record
 
 def draw_plane(found: Plane, path: Path) -> None:
     """Draw the clients in the plane, coloured by group; where they lie stands beside the picture in `plane.csv`."""
-    groups, plane, share = found.groups, found.points, found.shares
+    groups = found.groups
+    plane = found.points
+    share = found.shares
     figure, axes = blank(6.6, 4.6)
     colours = palette(max(1, groups.count))
     for i, name in enumerate(groups.names):
@@ -55,10 +57,12 @@ def draw_plane(found: Plane, path: Path) -> None:
 
 def draw_scan(scan: Scan, path: Path) -> None:
     """Draw how many groups DBSCAN finds for each eps, and how many clients are in none."""
-    tables, chosen = scan.tables, scan.chosen
+    tables = scan.tables
+    chosen = scan.chosen
     figure, panels = blank(8.6, 3.4, 1, len(tables), squeeze=False)
     for axes, (space, rows) in zip(panels[0], tables.items(), strict=True):
-        found, last = [r.groups for r in rows], rows[-1].low
+        found = [r.groups for r in rows]
+        last = rows[-1].low
         ends = [*(max(r.low, last * 1e-3) for r in rows), last * 1.6]
         axes.stairs(found, ends, color=BRIGHT[0], linewidth=1.8, baseline=None, label="groups")
         axes.set(xscale="log", ylim=(0, max(found) + 0.6), xlabel="eps", title=space)
@@ -90,7 +94,8 @@ class ConfusionMatrix(Protocol):
 
 def draw_confusion(found: ConfusionMatrix, path: Path) -> None:
     """Draw what was taken for what: a row a true class, its shares as shades, its counts as numbers."""
-    counts, classes = found.counts, found.classes
+    counts = found.counts
+    classes = found.classes
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     side = 2.6 + 0.62 * len(classes)
     figure, axes = blank(side + 0.6, side)
@@ -108,7 +113,9 @@ def draw_confusion(found: ConfusionMatrix, path: Path) -> None:
     save(figure, path)
 
 
-MOST_CLIENTS, MOST_CLASSES = 20_000, 1_000  # beyond which counting takes long, or shows nothing
+# beyond which counting takes long, or shows nothing
+MOST_CLIENTS = 20_000
+MOST_CLASSES = 1_000
 
 
 @runtime_checkable
@@ -133,11 +140,9 @@ def count_held(population: Mapping[ClientId, Any]) -> PartitionSummary | None:
         return None
     if isinstance(whole, CountsClasses):
         try:
-            return (
-                None
-                if whole.accepts_any_client
-                else count_labels({name: spread(whole.counts(name)) for name in population})
-            )
+            if whole.accepts_any_client:
+                return None
+            return count_labels({name: spread(whole.counts(name)) for name in population})
         except ConfigError:  # this party does not hold their pictures
             return None
     if not isinstance(whole, dict | VirtualClients):
@@ -150,7 +155,9 @@ def count_held(population: Mapping[ClientId, Any]) -> PartitionSummary | None:
 
 def labels_of(samples: Any) -> Any:
     """The labels of a client's samples."""
-    return samples.y.numpy() if samples.index is None else samples.y.numpy()[samples.index]
+    if samples.index is None:
+        return samples.y.numpy()
+    return samples.y.numpy()[samples.index]
 
 
 def spread(counts: Mapping[str, int]) -> Any:
@@ -177,7 +184,9 @@ def name_clients(summary: PartitionSummary, population: Mapping[ClientId, Any]) 
     """The summary with its clients' names, which it lacks if a recipe counted parts."""
     whole = population.population if isinstance(population, PopulationWithout) else population
     fits = not summary.clients and len(whole) == len(summary.counts)
-    return replace(summary, clients=tuple(whole)) if fits else summary
+    if fits:
+        return replace(summary, clients=tuple(whole))
+    return summary
 
 
 # One painter a kind, `(data, path)`; a kind of your own is a dotted path to one.

@@ -46,7 +46,8 @@ def run_page(record: Record) -> Page:
     add_charts(page, "What it cost", charts.chart_cost(record))
     page.section("Failures and rejections")
     add_losses(page, record)
-    spent, private = record.privacy(), charts.chart_privacy(record)
+    spent = record.privacy()
+    private = charts.chart_privacy(record)
     if spent or private:
         page.section("Privacy")
         for sentence in privacy_sentences(record):
@@ -87,7 +88,8 @@ SPREAD = ("_clients", "_p10", "_p50", "_p90")  # of a metric at the clients: the
 def run_headline(record: Record) -> dict[str, tuple[str, str]]:
     """The figures that people look for first."""
     out: dict[str, tuple[str, str]] = {}
-    final, best = record.summary.get("final"), record.summary.get("best")
+    final = record.summary.get("final")
+    best = record.summary.get("best")
     for name in [name for name in charts.distinct_metrics(record) if not name.endswith(SPREAD)][:8]:
         value = final.get(name) if isinstance(final, dict) else None
         if value is None:
@@ -121,7 +123,9 @@ def add_losses(page: Page, record: Record) -> None:
         found.setdefault((kind, reason), []).append((round, client))
     rows = []
     for (kind, reason), cases in sorted(found.items(), key=lambda item: -len(item[1]))[:MOST_REASONS]:
-        first, last, who = cases[0][0], cases[-1][0], list(dict.fromkeys(client for _, client in cases))
+        first = cases[0][0]
+        last = cases[-1][0]
+        who = list(dict.fromkeys(client for _, client in cases))
         named = ", ".join(who[:5]) + (f" and {len(who) - 5} more" if len(who) > 5 else "")
         when = f"round {first}" + (f" to {last}" if last != first else "")
         rows.append((kind, reason, str(len(cases)), when, named))

@@ -80,7 +80,8 @@ def known_to_windows(pid: int) -> bool:
         return False
     import ctypes
 
-    kernel, code = ctypes.windll.kernel32, ctypes.c_ulong()
+    kernel = ctypes.windll.kernel32
+    code = ctypes.c_ulong()
     handle = kernel.OpenProcess(0x1000, False, pid)  # PROCESS_QUERY_LIMITED_INFORMATION
     if not handle:
         return bool(kernel.GetLastError() == 5)  # ERROR_ACCESS_DENIED: it is there, but not ours
@@ -98,7 +99,8 @@ def last_lines(path: Path, many: int) -> list[str]:
 
 def waiting(path: Path) -> str:
     """What a run at work is waiting for, or nothing: the last thing it said, if no round came after it."""
-    log, trail = path / "run.log", path / "audit.jsonl"
+    log = path / "run.log"
+    trail = path / "audit.jsonl"
     try:
         if log.stat().st_mtime < trail.stat().st_mtime:
             return ""

@@ -65,7 +65,9 @@ def begin(text: str) -> str:
     ('Accuracy went up', 'ndcg@5 went up')
     """
     word = text.partition(" ")[0].rstrip(",;:.")
-    return f"{text[:1].upper()}{text[1:]}" if word.isalpha() and word not in NAMES else text
+    if word.isalpha() and word not in NAMES:
+        return f"{text[:1].upper()}{text[1:]}"
+    return text
 
 
 NAMES = ("ndcg", "mrr")  # metrics that are written in small letters
@@ -82,7 +84,9 @@ def duration(seconds: float) -> str:
         return f"{1000 * seconds:.2g} ms"
     if seconds < 120:
         return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
 
 
 def sentences(record: Record, state: RunState) -> list[str]:
@@ -183,7 +187,8 @@ def participation_sentences(record: Record) -> Iterator[str]:
     if counts.max() < 2:
         yield f"{who} took part, the others once each."
         return
-    busiest, median = int(counts.argmax()), float(np.median(all_counts))
+    busiest = int(counts.argmax())
+    median = float(np.median(all_counts))
     often = f"{median:g} times" if median % 1 else count(int(median), "time")
     yield (
         f"{who} took part. The median client took part {often}, "

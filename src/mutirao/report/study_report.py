@@ -58,7 +58,8 @@ BESIDE = ("method", "ours", "published", "ours - published", "in our interval", 
 
 def study_page(folder: Path) -> Page:
     """The page of a study, finished or not."""
-    table, plan = json_of(folder / "table.json"), json_of(folder / "study.json")
+    table = json_of(folder / "table.json")
+    plan = json_of(folder / "study.json")
     lines = [x for x in table.get("lines", []) if isinstance(x, dict)]
     cells = cell_states(folder, plan)
     recipe = str(table.get("recipe") or plan.get("recipe") or "")
@@ -114,7 +115,9 @@ def study_page(folder: Path) -> Page:
 def thresholds_of(plan: dict[str, Any]) -> dict[str, float]:
     """The values that `rounds to` counts up to, by metric."""
     told = plan.get("threshold")
-    return {k: float(v) for k, v in told.items() if isinstance(v, int | float)} if isinstance(told, dict) else {}
+    if isinstance(told, dict):
+        return {k: float(v) for k, v in told.items() if isinstance(v, int | float)}
+    return {}
 
 
 def threshold_words(table: dict[str, Any], goals: dict[str, float]) -> Iterator[str]:
@@ -195,7 +198,9 @@ def best_of(lines: list[dict[str, Any]], metric: str, table: dict[str, Any]) -> 
     """The line with the best mean; None if there is none, or nobody says which way is better."""
     told = table.get("directions")
     way = direction_of(metric, told if isinstance(told, dict) else None)
-    return (min if way == "lower" else max)(lines, key=lambda x: x["mean"]) if lines and way else None
+    if lines and way:
+        return (min if way == "lower" else max)(lines, key=lambda x: x["mean"])
+    return None
 
 
 def study_headline(
@@ -225,7 +230,9 @@ def shared_words(table: dict[str, Any]) -> Iterator[str]:
 def text_of(x: dict[str, Any], key: str, form: str = ".4f") -> str:
     """A number as text, or nothing."""
     value = x.get(key)
-    return format(value, form) if isinstance(value, int | float) and not isinstance(value, bool) else ""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return format(value, form)
+    return ""
 
 
 def table_row(x: dict[str, Any], timed: bool) -> tuple[str, ...]:
@@ -252,7 +259,8 @@ def size_row(x: dict[str, Any]) -> tuple[str, ...]:
 def beside_row(x: dict[str, Any]) -> tuple[str, ...]:
     """What is published of a line, beside ours."""
     told = x["published"]
-    half, own = text_of(told, "half", ".4g"), text_of(x, "half_t")
+    half = text_of(told, "half", ".4g")
+    own = text_of(x, "half_t")
     value = text_of(told, "value", ".4g") + (f" ± {half}" if half else "")
     within = {True: "yes", False: "no"}.get(told.get("within"), "")
     ours = (str(x["method"]), text_of(x, "mean") + (f" ± {own}" if own else ""))

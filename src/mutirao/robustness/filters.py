@@ -344,7 +344,9 @@ def save_standings(memory: Arrays, names: Sequence[ClientId], agreed: Floats, ty
 
 def median_of(lengths: Mapping[ClientId, float]) -> float:
     """The median length; 0 if there is none."""
-    return float(np.median(list(lengths.values()))) if lengths else 0.0
+    if lengths:
+        return float(np.median(list(lengths.values())))
+    return 0.0
 
 
 def lengths_of(current: Arrays, replies: Mapping[ClientId, Reply]) -> dict[ClientId, float]:

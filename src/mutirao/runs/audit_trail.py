@@ -72,7 +72,9 @@ def parse(line: bytes) -> dict[str, Any] | None:
         event = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return event if isinstance(event, dict) and {"event", "prev", "hash"} <= event.keys() else None
+    if isinstance(event, dict) and {"event", "prev", "hash"} <= event.keys():
+        return event
+    return None
 
 
 def is_unaltered(event: dict[str, Any]) -> bool:

@@ -43,7 +43,9 @@ def changed_settings(config: Table, base: Table | None = None) -> dict[str, Any]
 
 def defaults_of(recipe: str, base: Table | None = None) -> dict[str, Any]:
     """The defaults to compare a configuration with."""
-    return recipe_defaults(recipe) if recipe in NAMES else {**recipe_defaults(""), **(base or {})}
+    if recipe in NAMES:
+        return recipe_defaults(recipe)
+    return {**recipe_defaults(""), **(base or {})}
 
 
 @cache
@@ -60,7 +62,9 @@ def defaults_table(kind: type[Common]) -> dict[str, Any]:
 
 def config_class_of(recipe: str) -> type[Common]:
     """The configuration class of a recipe of Mutirão; of any other, the common one."""
-    return find(recipe).config if recipe in NAMES else Common
+    if recipe in NAMES:
+        return find(recipe).config
+    return Common
 
 
 def own_defaults(kind: type[Common]) -> dict[str, Any]:
@@ -78,7 +82,9 @@ def part_module(recipe: str, kind: str) -> str:
     """The module of a recipe's own parts of this kind; empty if it has none."""
     fields = config_class_of(recipe).__dataclass_fields__
     part = fields[kind].default if kind in fields else None
-    return part.home if isinstance(part, Part) else ""
+    if isinstance(part, Part):
+        return part.home
+    return ""
 
 
 @lru_cache(1000)  # bounded: names come from folders of others
@@ -86,6 +92,8 @@ def part_defaults(kind: str, name: str, home: str) -> Table:
     """The default settings of a part; empty for a user's own part, as its code is not loaded here."""
     part = Part(name, {}, home)
     try:
-        return {} if ":" in name else {**retired_of(factory(kind, part)), **complete_part(kind, part).settings}
+        if ":" in name:
+            return {}
+        return {**retired_of(factory(kind, part)), **complete_part(kind, part).settings}
     except (ConfigError, KeyError, ImportError):  # it exists in another version or on another machine only
         return {}

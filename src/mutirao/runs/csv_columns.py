@@ -84,7 +84,9 @@ class Columns:
 def join_cells(cells: tuple[str, ...]) -> str:
     """Cells as one text, a line for each."""
     text = BREAK.join(cells)
-    return text if text.count(BREAK) < len(cells) else BREAK.join(str(plain_value(cell)) for cell in cells)
+    if text.count(BREAK) < len(cells):
+        return text
+    return BREAK.join(str(plain_value(cell)) for cell in cells)
 
 
 def numbers_of(cells: list[str]) -> Floats:
@@ -103,4 +105,6 @@ def finite_or_nan(text: str) -> float:
         value = float(text)
     except ValueError:
         return math.nan
-    return value if math.isfinite(value) else math.nan
+    if math.isfinite(value):
+        return value
+    return math.nan

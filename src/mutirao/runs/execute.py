@@ -130,7 +130,9 @@ def execute(
 
 def extra_facts(name: str, config: Any) -> dict[str, Any]:
     """What the audit trail records besides the configuration: the defaults of a user's recipe."""
-    return {} if name in NAMES else {"defaults": own_defaults(type(config))}
+    if name in NAMES:
+        return {}
+    return {"defaults": own_defaults(type(config))}
 
 
 def check_facts(folder: Folder, task: Task) -> None:
@@ -177,7 +179,9 @@ def present_clients(fleet: Fleet, config: Any) -> Fleet:
 def best_row(history: list[Row], monitor: str, better: Callable[..., Row]) -> Row | None:
     """The row of the best round, the earliest of equals; None if the metric was never evaluated."""
     evaluated = [row for row in history if monitor in row]
-    return better(evaluated, key=lambda row: row[monitor]) if evaluated else None
+    if evaluated:
+        return better(evaluated, key=lambda row: row[monitor])
+    return None
 
 
 def build_summary(
@@ -237,7 +241,9 @@ def default_out(name: str, resume: bool) -> Path:
         latest = candidate
         number += 1
         candidate = Path("runs") / f"{stem}-{number}"
-    return latest if resume and number > 1 else candidate
+    if resume and number > 1:
+        return latest
+    return candidate
 
 
 def reopen(name: str | None, out: Path, sets: list[tuple[str, Any]], trust: Trust = distrust) -> tuple[str, Any]:
@@ -266,7 +272,8 @@ def different_settings(out: Path, name: str, config: Any) -> list[str]:
 
     No code is imported that `config` does not name too.
     """
-    table, known = read_toml(out / "config.toml"), dotted_in(tomllib.loads(dump(name, config)))
+    table = read_toml(out / "config.toml")
+    known = dotted_in(tomllib.loads(dump(name, config)))
     unknown = [key for key, value in table.items() if not {*dotted_in({key: value})} <= {*known}]
     if unknown:
         return unknown

@@ -137,7 +137,9 @@ def predict_by_group(task: Task, run: Run, samples: Any) -> dict[str, Probabilit
     """Each group's class probabilities of the samples."""
     if not len(samples):
         raise ConfigError("client: it has no samples of its own to predict")
-    return dict(task.opinions(run, samples)) if task.opinions is not None else {}
+    if task.opinions is not None:
+        return dict(task.opinions(run, samples))
+    return {}
 
 
 def pick_rows(predictions: Mapping[str, Probabilities], rows: npt.NDArray[np.intp]) -> dict[str, Probabilities]:

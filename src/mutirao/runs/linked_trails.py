@@ -89,7 +89,9 @@ def cross_check(server: Sequence[Event], path: Path) -> tuple[list[str], list[st
 def subtable(event: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """A table in an event that others wrote; empty if the value is no table."""
     found = event.get(key)
-    return found if isinstance(found, dict) else {}
+    if isinstance(found, dict):
+        return found
+    return {}
 
 
 def has_head(hashes: Sequence[str], head: Mapping[str, Any]) -> bool:
@@ -114,7 +116,9 @@ def write_events(trails: Mapping[str, Sequence[Event]], path: Path) -> int:
 
 def whole_number(value: Any) -> int:
     """An integer to sort by; 0 for anything else."""
-    return value if isinstance(value, int) else 0
+    if isinstance(value, int):
+        return value
+    return 0
 
 
 def cell(value: Any) -> Any:
@@ -124,4 +128,6 @@ def cell(value: Any) -> Any:
     value = plain_value(value)
     if isinstance(value, str):
         value = value.encode("utf-8", "backslashreplace").decode()  # lone surrogates cannot be written
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@")):
+        return f"'{value}"
+    return value

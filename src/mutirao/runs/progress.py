@@ -116,7 +116,9 @@ def in_notebook() -> NotebookLine | None:
     """A line in the running notebook; None outside of notebooks."""
     ipython = sys.modules.get("IPython")  # not imported here: in a notebook it is loaded already
     shell = ipython.get_ipython() if ipython is not None else None
-    return NotebookLine() if getattr(shell, "kernel", None) is not None else None
+    if getattr(shell, "kernel", None) is not None:
+        return NotebookLine()
+    return None
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -145,7 +147,9 @@ def clock(seconds: float) -> str:
     """Seconds as text: 1:05, or 2:00:00."""
     whole = int(seconds + 0.5)
     hours, rest = divmod(whole, 3600)
-    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
+    if hours:
+        return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"
+    return f"{rest // 60}:{rest % 60:02d}"
 
 
 def size(many: float) -> str:

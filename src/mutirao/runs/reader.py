@@ -190,7 +190,9 @@ def json_of(path: Path) -> dict[str, Any]:
         content = json.loads(text_in(path))
     except (ValueError, RecursionError):
         return {}
-    return content if isinstance(content, dict) else {}
+    if isinstance(content, dict):
+        return content
+    return {}
 
 
 def clean(value: Any) -> Any:
@@ -204,5 +206,7 @@ def clean(value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        if math.isfinite(value):
+            return value
+        return None
     return value

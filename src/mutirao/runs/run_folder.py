@@ -221,7 +221,9 @@ class Folder:
             content = json.loads(path.read_text(encoding="utf-8"))
         except (ValueError, RecursionError):
             return None
-        return content if isinstance(content, dict) and fingerprint(content) == self.audit.last["summary"] else None
+        if isinstance(content, dict) and fingerprint(content) == self.audit.last["summary"]:
+            return content
+        return None
 
     def holds_run(self) -> bool:
         """Whether the folder contains a run."""

@@ -46,7 +46,7 @@ class NoTracker:
     """No tracker.
 
     >>> from mutirao.config import Common, resolve
-    >>> resolve(Common, {}).track.name, NAMES["none"] is Nothing  # by default
+    >>> resolve(Common, {}).track.name, NAMES["none"] is NoTracker  # by default
     ('none', True)
     """
 

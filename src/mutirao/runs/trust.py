@@ -114,4 +114,6 @@ def own_key(make: bool = False) -> bytes | None:
         key = file.read_bytes()
     except (OSError, RuntimeError):
         return None
-    return key if len(key) >= 32 else None
+    if len(key) >= 32:
+        return key
+    return None

@@ -88,7 +88,9 @@ def checkpoint_of(folder: Folder, number: int) -> Path | None:
     if folder.model(number).exists():
         return folder.model(number)
     best = folder.checkpoints / "best.safetensors"
-    return best if best.exists() and load_arrays(best)[1].get("round") == number else None
+    if best.exists() and load_arrays(best)[1].get("round") == number:
+        return best
+    return None
 
 
 def rounds_of(folder: Path, trust: Trust = distrust) -> int:

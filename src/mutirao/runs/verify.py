@@ -151,7 +151,9 @@ def check_best(folder: Folder, rounds: dict[int, dict[str, Any]], models: list[s
     marked = [e for e in rounds.values() if e.get("best")]
     if marked:
         return check_model(folder, path, [marked[-1]["model"]], marked[-1]["round"])
-    return check_model(folder, path, models) if path.exists() else []
+    if path.exists():
+        return check_model(folder, path, models)
+    return []
 
 
 def check_states(folder: Folder, events: list[dict[str, Any]]) -> list[str]:
@@ -190,7 +192,9 @@ def check_model(folder: Folder, path: Path, digests: list[str], round: int | Non
         return [f"{name}: {str(error).removeprefix(str(path)).strip()}"]
     if found not in digests:
         return [f"{name}: its arrays are not the audited ones"]
-    return [] if round in (None, facts.get("round")) else [f"{name}: it does not say that it is of round {round}"]
+    if round in (None, facts.get("round")):
+        return []
+    return [f"{name}: it does not say that it is of round {round}"]
 
 
 def check_files(path: Path, events: list[dict[str, Any]]) -> list[str]:
@@ -225,7 +229,9 @@ def check_summary(path: Path, events: list[dict[str, Any]]) -> list[str]:
     ends = [e for e in events if e["event"] == "finished"]
     file = path / "summary.json"
     if not ends:
-        return ["summary.json: there, though the run never finished"] if file.exists() else []
+        if file.exists():
+            return ["summary.json: there, though the run never finished"]
+        return []
     if not file.exists():
         return ["summary.json: missing"]
     try:

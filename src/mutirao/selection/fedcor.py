@@ -17,7 +17,11 @@ from mutirao.selection.scores import Floats, Rows, cut_tails
 from mutirao.selection.weighted_sampling import pass_over, sizes
 
 NOISE = 0.01  # as in the authors' code
-RATE, BETA1, BETA2, TINY = 0.01, 0.9, 0.999, 1e-8  # Adam's
+# Adam's
+RATE = 0.01
+BETA1 = 0.9
+BETA2 = 0.999
+TINY = 1e-8
 PREFIX = "fedcor."
 HISTORY = 10  # changes that are kept: with `decay` = 0.8 an older one would count for less than a ninth
 STEPS = 100  # of Adam, each time the process is learnt, as in the authors' code
@@ -80,7 +84,9 @@ class FedCor(Counted):
 
     def probes(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
         asked = round <= self.warmup or self.learns(round) or self.learns(round + 1)
-        return names_in(roster, roster.here()) if asked else []
+        if asked:
+            return names_in(roster, roster.here())
+        return []
 
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator, memory: Arrays) -> list[ClientId]:
         here = roster.here()

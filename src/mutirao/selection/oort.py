@@ -16,8 +16,11 @@ from mutirao.selection.probes import PROBE_SAMPLES, check_probe, limit
 from mutirao.selection.scores import Floats, scale_to_one, seconds_of
 from mutirao.selection.weighted_sampling import pass_over, sample_weighted, unknown_as_median
 
-STATE, GAINS = "oort.pace", "oort.gains"
-FLAT, LEAP = 0.1, 5.0  # changes of the gains, as shares of those before, up to which and from which the pace changes
+STATE = "oort.pace"
+GAINS = "oort.gains"
+# changes of the gains, as shares of those before, up to which and from which the pace changes
+FLAT = 0.1
+LEAP = 5.0
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,9 @@ class Oort(Counted):
     @property
     def pacer(self) -> Pacer | None:
         """The pacer that chooses the duration; None without `pace`."""
-        return Pacer(self.pace, self.pace_step, self.pace_delta) if self.pace else None
+        if self.pace:
+            return Pacer(self.pace, self.pace_step, self.pace_delta)
+        return None
 
     @property
     def needs(self) -> frozenset[str]:

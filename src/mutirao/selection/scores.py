@@ -102,14 +102,18 @@ def score_of(name: str) -> Score:
     """
     if name not in SCORES and ":" not in name:
         raise ConfigError(f"no score is called {name!r}{nearest(name, SCORES)}")
-    return SCORES[name] if name in SCORES else load_part("scores", name, SCORES.values())
+    if name in SCORES:
+        return SCORES[name]
+    return load_part("scores", name, SCORES.values())
 
 
 def needs_of(name: str) -> frozenset[str]:
     """What a score needs: a utility itself, and a user's own what it says in `needs`, such as `metrics:entropy`."""
     if name in FOUND:
         return frozenset({f"replies:{name}"})
-    return frozenset({f"metrics:{name}"}) if name in UTILITIES else with_defaults(score_of(name), AnyScore).needs  # type: ignore[type-abstract]
+    if name in UTILITIES:
+        return frozenset({f"metrics:{name}"})
+    return with_defaults(score_of(name), AnyScore).needs  # type: ignore[type-abstract]
 
 
 def mix_scores(
@@ -151,7 +155,8 @@ def cut_tails(values: Floats) -> Floats:
     known = values[~np.isnan(values)]
     if len(known) < 3:
         return values
-    low, high = np.quantile(known, CUT[0], method="higher"), np.quantile(known, CUT[1], method="lower")
+    low = np.quantile(known, CUT[0], method="higher")
+    high = np.quantile(known, CUT[1], method="lower")
     return np.clip(values, low, max(low, high))
 
 
@@ -189,7 +194,8 @@ def top(scores: Floats, count: int, rng: np.random.Generator) -> Rows:
     if count >= len(scores):
         return np.arange(len(scores))
     margin = kth_highest(scores, count)
-    above, level = np.flatnonzero(scores > margin), np.flatnonzero(scores == margin)
+    above = np.flatnonzero(scores > margin)
+    level = np.flatnonzero(scores == margin)
     return np.concatenate([above, rng.choice(level, count - len(above), replace=False, shuffle=False)])
 
 

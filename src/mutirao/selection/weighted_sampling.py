@@ -22,7 +22,9 @@ def pass_over(roster: Roster, rows: Rows, most: float, needed: int) -> Rows:
     So a client with false metrics cannot be selected more often than that.
     """
     fair = rows[roster.selected[rows] <= most * roster.selected[rows].mean()] if most and len(rows) else rows
-    return fair if len(fair) >= needed else rows
+    if len(fair) >= needed:
+        return fair
+    return rows
 
 
 def unseen_first(roster: Roster, kind: str, rows: Rows, wanted: int, rng: np.random.Generator) -> tuple[Rows, Rows]:

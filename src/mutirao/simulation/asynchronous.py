@@ -115,16 +115,22 @@ class RefillingSelector:
     def probes(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
         """The clients that the selector wants probed first, if there is room for any."""
         chosen = self._selector(roster)
-        return chosen.probes(roster, round, rng) if chosen is not None else []
+        if chosen is not None:
+            return chosen.probes(roster, round, rng)
+        return []
 
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator, *memory: Arrays) -> list[ClientId]:
         """The clients that begin in this round."""
         chosen = self._selector(roster)
-        return chosen(roster, round, rng, *memory) if chosen is not None else []
+        if chosen is not None:
+            return chosen(roster, round, rng, *memory)
+        return []
 
     def _selector(self, roster: Roster) -> Selector | None:
         room = self.fleet.room()
-        return as_selector(self.make(room)) if room and roster.present.any() else None
+        if room and roster.present.any():
+            return as_selector(self.make(room))
+        return None
 
 
 def rebase(start: Arrays, end: Arrays, current: Arrays) -> Arrays:
@@ -152,7 +158,9 @@ def write_began(began: Mapping[ClientId, int], models: Mapping[int, Arrays]) -> 
 
 def read_began(memory: Arrays) -> dict[ClientId, int]:
     """The number of the model each client began with, as `write_began` stored it."""
-    return dict(json.loads(memory[BEGAN].tobytes())) if BEGAN in memory else {}
+    if BEGAN in memory:
+        return dict(json.loads(memory[BEGAN].tobytes()))
+    return {}
 
 
 def read_model(memory: Arrays, number: int) -> Arrays:

@@ -24,7 +24,9 @@ log = logging.getLogger("mutirao")
 
 Mask = npt.NDArray[np.bool_]
 Availability = Callable[[Sequence[ClientId], int, Mask | None, int], Mask]
-MEMORY, CLOCK, LOOKED = "available.present", "available.time", "available.looked"
+MEMORY = "available.present"
+CLOCK = "available.time"
+LOOKED = "available.looked"
 LONGEST = 1000  # time steps that the server waits for a client
 
 

@@ -106,7 +106,9 @@ class ClientStates(MutableMapping[ClientId, Arrays]):
     def content(self, client: ClientId) -> bytes:
         """A state as it is stored: without the arrays of this round alone."""
         stored = self._stored.get(client)
-        return encode(self._loaded[client]) if stored is None else stored.read()
+        if stored is None:
+            return encode(self._loaded[client])
+        return stored.read()
 
     def settle(self, places: Mapping[ClientId, StateFile]) -> None:
         """Note where all changed states have been stored."""

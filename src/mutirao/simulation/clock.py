@@ -172,7 +172,9 @@ class TimedFleet(Wrapper):
 
     def awaited(self) -> frozenset[ClientId]:
         """The clients with a pending request."""
-        return self.fleet.awaited() if self._pending is None else self._pending.clients()
+        if self._pending is None:
+            return self.fleet.awaited()
+        return self._pending.clients()
 
     def devices(self, roster: Roster) -> Devices:
         """The devices of all clients in the roster, sampled from the seed alone."""

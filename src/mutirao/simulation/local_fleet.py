@@ -100,7 +100,9 @@ class LocalFleet(Fleet):
     def _state(self, client: ClientId) -> Arrays:
         """A copy of the client's state: a request that fails must leave no trace."""
         kept = self.states.get(client)
-        return {k: copy.copy(v) for k, v in kept.items()} if kept else {}
+        if kept:
+            return {k: copy.copy(v) for k, v in kept.items()}
+        return {}
 
     def _together(self, requests: Mapping[ClientId, Request]) -> dict[ClientId, Outcome] | None:
         """All outcomes from the handler's `.many`, or None if clients must be asked one by one."""

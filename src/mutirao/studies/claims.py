@@ -253,4 +253,6 @@ def check_lead(claim: Claim, runs: Mapping[str, Mapping[tuple[Any, ...], Record]
 
 def verdict_of(is_true: bool) -> Verdict:
     """The verdict on a claim that the runs can decide."""
-    return "holds" if is_true else "does not hold"
+    if is_true:
+        return "holds"
+    return "does not hold"

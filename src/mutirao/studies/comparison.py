@@ -42,7 +42,9 @@ class MethodResult:
     @property
     def apart(self) -> float:
         """Our mean minus the published value; NaN if there is none."""
-        return self.final.mean - self.published.value if self.published else math.nan
+        if self.published:
+            return self.final.mean - self.published.value
+        return math.nan
 
     @property
     def within(self) -> bool | None:
@@ -59,7 +61,7 @@ def compare_methods(study: Study, out: Path) -> list[MethodResult]:
     >>> _ = Path("loss.toml").write_text(text)
     >>> from mutirao.studies.study import run_study, read_study
     >>> study = read_study(Path("loss.toml"))
-    >>> _ = carry_out(study, Path("runs/loss"), start="here")
+    >>> _ = run_study(study, Path("runs/loss"), start="here")
     >>> [(line.method, line.metric) for line in compare_methods(study, Path("runs/loss"))]
     [('fedavg', 'loss')]
     """
@@ -239,7 +241,9 @@ def cells_of(line: MethodResult) -> tuple[str, ...]:
 
 def p_text(p: float) -> str:
     """Four digits, or a dash for NaN."""
-    return "-" if math.isnan(p) else f"{p:.4g}"
+    if math.isnan(p):
+        return "-"
+    return f"{p:.4g}"
 
 
 def with_interval(effect: Effect, form: str = "+.2f") -> str:
@@ -252,7 +256,9 @@ def with_interval(effect: Effect, form: str = "+.2f") -> str:
 
 def number(value: float) -> str:
     """Four decimals, or a dash for NaN."""
-    return "-" if math.isnan(value) else f"{value:.4f}"
+    if math.isnan(value):
+        return "-"
+    return f"{value:.4f}"
 
 
 def markdown(lines: Sequence[MethodResult]) -> str:
@@ -315,7 +321,8 @@ def latex(lines: Sequence[MethodResult]) -> str:
 
 def write_tables(study: Study, lines: Sequence[MethodResult], out: Path) -> None:
     """Write the table as CSV, JSON, Markdown and LaTeX."""
-    header, about = header_of(lines), study.published
+    header = header_of(lines)
+    about = study.published
     write_whole(out / "table.csv", write_rows([header, *(row_of(line, header) for line in lines)]))
     said = f"\nPublished: {about.source}.{f' {about.note}' if about.note else ''}\n" if about.claims else ""
     write_whole(out / "table.md", markdown(lines) + said)

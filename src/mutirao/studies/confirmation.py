@@ -51,7 +51,9 @@ def content_of(tuning: Tuning, trials: Sequence[Trial]) -> dict[str, Any]:
     best = winners(tuning, trials)
 
     def known(value: float) -> float | None:
-        return None if math.isnan(value) else value
+        if math.isnan(value):
+            return None
+        return value
 
     rows = [
         {
@@ -96,7 +98,9 @@ def confirming(tuning: Tuning, trials: Sequence[Trial]) -> str:
 
 def came_to(trial: Trial) -> str:
     """The mean of a trial, with its confidence interval if there is one."""
-    return f"{trial.result.mean:.4f}" if math.isnan(trial.result.half) else str(trial.result)
+    if math.isnan(trial.result.half):
+        return f"{trial.result.mean:.4f}"
+    return str(trial.result)
 
 
 def comment_text(text: str) -> str:
@@ -157,4 +161,6 @@ def toml_value(value: Any) -> str:
 def toml_key(key: str) -> str:
     """A TOML key, quoted if necessary."""
     bare = key.isascii() and bool(key) and all(c.isalnum() or c in "-_" for c in key)
-    return key if bare else toml_string(key)
+    if bare:
+        return key
+    return toml_string(key)

@@ -104,7 +104,8 @@ def largest_size(system: System, minutes: float) -> Size:
 
     If not even the smallest cut of the full size fits, the quick size is taken, and last of all its rounds are cut.
     """
-    quick, full = system.quick, system.full
+    quick = system.quick
+    full = system.full
     if minutes >= full.minutes:
         return full
     methods = tuple(m for m in full.methods if m in quick.methods)

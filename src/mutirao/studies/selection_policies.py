@@ -110,7 +110,9 @@ def amount(value: float | None, kind: str) -> str:
     """A cost as a cell of a table."""
     if value is None:
         return "-"
-    return f"{value / 1e6:,.1f}" if kind == "bytes" else f"{value:,.1f}"
+    if kind == "bytes":
+        return f"{value / 1e6:,.1f}"
+    return f"{value:,.1f}"
 
 
 def require_metric(methods: Methods, metric: str, folder: Path) -> None:

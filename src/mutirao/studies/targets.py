@@ -49,7 +49,9 @@ def sign_of(record: Record, metric: str) -> float:
     direction = record.direction(metric)
     if direction is None:
         raise ConfigError(f"{record.path}: the direction of {metric!r} is not declared, so none of its values is best")
-    return 1.0 if direction == "higher" else -1.0
+    if direction == "higher":
+        return 1.0
+    return -1.0
 
 
 def best_so_far(record: Record, metric: str) -> Floats:
@@ -103,7 +105,9 @@ def worst_decile(record: Record, metric: str = "accuracy") -> float:
         return next(v for v in reversed(values(record, f"{metric}_worst_decile")) if not math.isnan(v))
     sign = sign_of(record, metric)
     found = np.sort([sign * v for v in by_client(record, metric).values()])
-    return float(sign * found[: -(-len(found) // 10)].mean()) if len(found) else math.nan
+    if len(found):
+        return float(sign * found[: -(-len(found) // 10)].mean())
+    return math.nan
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,8 @@ def task(config: Config) -> Task:
     if config.partition_seed >= 0:
         seed = split = config.partition_seed
     partitioned = partition_labelled(config, seed, config.own_test, equal=True, judge_by=config.judge_by, split=split)
-    shape, outputs = partitioned.data.shape, len(partitioned.data.names)
+    shape = partitioned.data.shape
+    outputs = len(partitioned.data.names)
     if len(shape) == 1 and config.model in NETWORK_NAMES:
         raise ConfigError(
             f"model: {config.model} is for pictures, {config.data!r} has rows of numbers; use mlp or auto"
@@ -79,7 +80,8 @@ def task(config: Config) -> Task:
     name = "cnn" if config.model == "auto" else config.model
     task = partitioned.task(config, lambda: make_network(name, shape, 64, outputs))
     trainer: Any = task.handler
-    test, own = partitioned.test, partitioned.own_tests
+    test = partitioned.test
+    own = partitioned.own_tests
 
     def own_accuracies(arrays: Arrays) -> list[float]:  # with each client's noise on its test samples
         clients: Any = task.population

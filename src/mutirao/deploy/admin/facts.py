@@ -44,7 +44,9 @@ def overview(place: Server | Node, works: bool) -> Facts:
 def why_not_working(place: Server | Node, process: Process) -> str:
     """Why the SuperLink does not answer or the SuperNode is not connected, at this moment; empty if it is."""
     if isinstance(place, Server):
-        return "" if is_answering(place) else certificate_problem(place) or process.reason()
+        if is_answering(place):
+            return ""
+        return certificate_problem(place) or process.reason()
     try:
         info = server_info(place.superlink, place.ca, public_key_pem(place.public_key), SERVER_TIMEOUT)
     except (OSError, ValueError) as error:
@@ -379,7 +381,9 @@ def spending(ledger: Path, cover: PrivacyRules, mark: Any) -> tuple[float, dict[
 
 def finite(value: float) -> float | None:
     """A number as JSON can have it."""
-    return value if math.isfinite(value) else None
+    if math.isfinite(value):
+        return value
+    return None
 
 
 SERVER_TIMEOUT = 5.0  # for the server to answer

@@ -50,15 +50,21 @@ def server_app() -> ServerApp:
 def entitlement_here() -> IsEntitled:
     """Which node may use which name: on a server made by `mutirao site`, only the site admitted under it."""
     folder = server_here()
-    return functools.partial(is_entitled, folder) if folder else lambda name, node: True
+    if folder:
+        return functools.partial(is_entitled, folder)
+    return lambda name, node: True
 
 
 def keepers_here(out: Path) -> KeepsTrail:
     """Which clients' replies need the head of an audit trail: on such a server all; else those in the run's trail."""
-    return (lambda name: True) if server_here() else clients_with_trails(out / "audit.jsonl").__contains__
+    if server_here():
+        return lambda name: True
+    return clients_with_trails(out / "audit.jsonl").__contains__
 
 
 def server_here() -> Path | None:
     """The server folder of `mutirao site` that this process belongs to; None without one."""
     folder = os.environ.get(FOLDER_VARIABLE, "")
-    return Path(folder) if folder and (Path(folder) / "sites").is_dir() else None
+    if folder and (Path(folder) / "sites").is_dir():
+        return Path(folder)
+    return None

@@ -115,13 +115,17 @@ class SampleCounts:
 
     def used_by(self, do: str) -> int | None:
         """Upper bound on the samples that a request uses."""
-        return self.test if do in ("evaluate", "take") else self.train
+        if do in ("evaluate", "take"):
+            return self.test
+        return self.train
 
 
 def number_of_samples(samples: Any) -> int | None:
     """Number of samples, if they can be counted: rows of batches or of a table."""
     countable = hasattr(samples, "__len__") and (hasattr(samples, "batch") or hasattr(samples, "columns"))
-    return len(samples) if countable else None
+    if countable:
+        return len(samples)
+    return None
 
 
 @dataclass(frozen=True)
@@ -129,10 +133,10 @@ class PolicyHandler:  # it reads as what it does: guarded(handler, policy)
     """A handler under a policy: it returns a reply that may leave, or raises `Refused` with the rule.
 
     >>> import numpy as np
-    >>> from mutirao.deploy.policy.rules import Asked, Leaving, Policy
+    >>> from mutirao.deploy.policy.rules import Policy, ReplyRules, RequestRules
     >>> def answer(request, site):
     ...     return Reply({"w": np.zeros(1)}, metrics={"loss": 0.5, "patients": 3.0}, n=40)
-    >>> policy = Policy(asked=Asked(requests=("train",)), reply=Leaving(arrays=("w",), metrics=("loss",)))
+    >>> policy = Policy(asked=RequestRules(requests=("train",)), reply=ReplyRules(arrays=("w",), metrics=("loss",)))
     >>> PolicyHandler(answer, policy)(Request("train", {"w": np.zeros(1)}, {"round": 1}), Site("ana", list(range(40))))
     Traceback (most recent call last):
         ...

@@ -82,11 +82,9 @@ def policy_for(recipes: Sequence[str] = (), sets: Sequence[tuple[str, Any]] = ()
             needed |= find(name).disclosure(*prepared(name, tuple(sets)))
         except Exception as error:  # the data or weights of a site may come later, and reading them may raise anything
             unknown.append(f"what {name} needs is not known yet: {failure_of(error).reason[:160]}")
-    return (
-        fill_template(text, needed, unknown)
-        if needed != Disclosure()
-        else text + "".join(f"# {why}\n" for why in unknown)
-    )
+    if needed != Disclosure():
+        return fill_template(text, needed, unknown)
+    return text + "".join(f"# {why}\n" for why in unknown)
 
 
 def fill_template(text: str, needed: Disclosure, unknown: Sequence[str] = ()) -> str:

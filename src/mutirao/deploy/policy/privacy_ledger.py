@@ -63,7 +63,9 @@ def cost(table: Releases, cover: PrivacyRules) -> float:
         spent = epsilon(table, cover.delta, cover.accountant)
     except (ArithmeticError, ValueError):
         return math.inf
-    return math.inf if math.isnan(spent) else spent
+    if math.isnan(spent):
+        return math.inf
+    return spent
 
 
 def without_noise(table: Releases) -> Releases:

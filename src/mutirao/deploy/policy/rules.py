@@ -137,7 +137,9 @@ class Policy:
         except ConfigError as error:
             return str(error)
         same = found == self.recipes[recipe]
-        return "" if same else f"{recipe!r} is installed with other content than allowed: {found[:19]}..."
+        if same:
+            return ""
+        return f"{recipe!r} is installed with other content than allowed: {found[:19]}..."
 
 
 def repeatable_settings(settings: Mapping[str, Scalar]) -> list[str]:

@@ -48,7 +48,9 @@ def node_id_in(server: Server, public_key: bytes) -> int | None:
         raise MutiraoError(
             f"the SuperLink was started with a secret other than that in {server.secret}; {restart_command(server)}"
         )
-    return int(facts["node"]) if facts["node"] is not None else None
+    if facts["node"] is not None:
+        return int(facts["node"])
+    return None
 
 
 def register(server: Server, public_key: bytes) -> None:

@@ -110,11 +110,17 @@ class Ownership:
                     return "an object with other children than announced"
                 return ""
             case "pull-object":
-                return "" if self.was_sent(state, node, request.object_id) else "part of no message to it"
+                if self.was_sent(state, node, request.object_id):
+                    return ""
+                return "part of no message to it"
             case "confirm-message-received":
-                return "" if sent_to(state, node, request.message_object_id) else "a message that was not sent to it"
+                if sent_to(state, node, request.message_object_id):
+                    return ""
+                return "a message that was not sent to it"
             case "get-run" | "get-fab":
-                return "" if is_asked_by(state, node, request.run_id) else "a run without a request to it"
+                if is_asked_by(state, node, request.run_id):
+                    return ""
+                return "a run without a request to it"
         return UNKNOWN_CALL
 
     def was_sent(self, state: Any, node: int, object_id: str) -> bool:
@@ -139,7 +145,9 @@ def error_in_push(state: Any, node: int, request: Any) -> str:
         return "a message to another than the server"
     if reply.run_id != int64_to_uint64(asked.run_id) or reply.message_type != asked.message_type:
         return "a reply for another run, or of another kind, than it was asked"
-    return "" if request.message_object_trees[0].object_id == reply.message_id else "objects of another message"
+    if request.message_object_trees[0].object_id == reply.message_id:
+        return ""
+    return "objects of another message"
 
 
 def sent_to(state: Any, node: int, message: str) -> Any:

@@ -108,7 +108,9 @@ def writing_process(out: Path) -> int:
         pid = int((out / ".lock").read_text(encoding="utf-8").split()[1])
     except (OSError, ValueError, IndexError):
         return 0
-    return pid if start_id(pid) else 0
+    if start_id(pid):
+        return pid
+    return 0
 
 
 def submit(
@@ -218,7 +220,11 @@ def last_error(text: str) -> str:
     """
     found = re.findall(r"^([A-Za-z_][\w.]*): (.+)$", text.rpartition("Traceback (most recent")[2], re.MULTILINE)
     name, said = found[-1] if found and "Traceback (most recent" in text else ("", "")
-    return said[:500] if name.startswith("mutirao.") else f"{name}: {said}"[:500] if name else ""
+    if name.startswith("mutirao."):
+        return said[:500]
+    if name:
+        return f"{name}: {said}"[:500]
+    return ""
 
 
 def status_of(folder: Path, run: str) -> str:
@@ -246,9 +252,13 @@ def why_failed(trail: Path, since: float) -> str:
         event = json.loads(trail.read_text(encoding="utf-8").splitlines()[-1])
     except (OSError, ValueError, IndexError, RecursionError):  # it is being written
         return ""
-    return str(event.get("reason", "")) if isinstance(event, dict) and event.get("event") == "failed" else ""
+    if isinstance(event, dict) and event.get("event") == "failed":
+        return str(event.get("reason", ""))
+    return ""
 
 
 def short_number(text: str) -> str:
     """A number with four significant digits."""
-    return f"{float(text):.4g}" if "." in text else text
+    if "." in text:
+        return f"{float(text):.4g}"
+    return text

@@ -74,7 +74,9 @@ def supervise(
 def finished_summary(out: Path, rounds: int = 0) -> dict[str, Any] | None:
     """The summary of a run that ended successfully with at least so many rounds; None for any other."""
     summary = Folder(out).summary() if (out / "summary.json").exists() else None
-    return summary if summary is not None and has_ended(summary, rounds) else None
+    if summary is not None and has_ended(summary, rounds):
+        return summary
+    return None
 
 
 def is_running(out: Path, server: Path) -> bool:
@@ -100,7 +102,9 @@ def wait_for_start(out: Path, server: Path) -> None:
 def last_failure(out: Path) -> tuple[int, str] | None:
     """The round and the reason, if the last event of the audit trail is a failure."""
     last = Folder(out).audit.last if (out / "audit.jsonl").exists() else {}
-    return (int(last["round"]), json.dumps(last.get("reason"))) if last.get("event") == "failed" else None
+    if last.get("event") == "failed":
+        return (int(last["round"]), json.dumps(last.get("reason")))
+    return None
 
 
 def startup_failure(folder: Path, out: Path, number: str) -> tuple[int, str] | None:
@@ -108,4 +112,6 @@ def startup_failure(folder: Path, out: Path, number: str) -> tuple[int, str] | N
     if not number or Folder(out).holds_run():
         return None
     reason = why_app_ended(folder, number)
-    return (0, reason) if reason else None
+    if reason:
+        return (0, reason)
+    return None

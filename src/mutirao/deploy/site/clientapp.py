@@ -162,7 +162,9 @@ def words_in(text: bytes) -> list[str] | None:
         words = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return words if isinstance(words, list) and all(isinstance(word, str) for word in words) else None
+    if isinstance(words, list) and all(isinstance(word, str) for word in words):
+        return words
+    return None
 
 
 def become_client(link: socket.socket, words: list[str], files: list[int]) -> None:

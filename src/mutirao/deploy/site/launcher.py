@@ -45,7 +45,9 @@ def start_ticks(pid: int) -> str:
         state, *rest = (
             Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         )
-        return "" if state in "ZX" else rest[18]
+        if state in "ZX":
+            return ""
+        return rest[18]
     if not Path("/proc/self").exists():
         with contextlib.suppress(OSError):
             os.kill(pid, 0)
@@ -64,7 +66,9 @@ def same_user(link: socket.socket) -> bool:
 def parent_in(words: list[str]) -> int:
     """The process that `--parent-pid` names, or else the one that started this one."""
     value = words[words.index("--parent-pid") + 1] if "--parent-pid" in words[:-1] else ""
-    return int(value) if value.isdecimal() else os.getppid()
+    if value.isdecimal():
+        return int(value)
+    return os.getppid()
 
 
 def delegate(words: list[str]) -> bool:

@@ -30,4 +30,6 @@ def network_of_run(folder: Path, which: str = "best") -> ScreeningModel:
 
 def network_at(path: Path) -> ScreeningModel:
     """The network in a run folder, or in a file written by `mutirao slides export`."""
-    return network_of_run(path) if path.is_dir() else load_model(path)
+    if path.is_dir():
+        return network_of_run(path)
+    return load_model(path)

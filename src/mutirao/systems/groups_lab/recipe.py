@@ -87,7 +87,8 @@ def split(config: Config, data: Labelled) -> tuple[list[Any], list[int]]:
     """The samples of each client, and its true group: by its hidden population, or by its classes."""
     from mutirao.systems.groups_lab.populations import draw_populations, partition_populations, true_groups
 
-    draw, y = rng(config.seed, 0, "partition"), data.y_train
+    draw = rng(config.seed, 0, "partition")
+    y = data.y_train
     if config.hidden != "none":
         population = draw_populations(config.clients, config.populations, draw)
         return partition_populations(config.hidden, y, population, draw), population.tolist()
@@ -174,7 +175,9 @@ def task(config: Config) -> Task:
 
 def start_of(seed: int, which: int) -> int:
     """The seed of the common initial model, or of another one."""
-    return derive_seed(seed, 0, f"start {which}") if which else seed
+    if which:
+        return derive_seed(seed, 0, f"start {which}")
+    return seed
 
 
 def holds_out_samples(config: Config) -> bool:
@@ -209,7 +212,9 @@ class GroundTruth:
 
     def truth_at(self, round: int) -> dict[ClientId, int] | None:
         """The true group of each client in that round, if known."""
-        return None if self.truth is None else self.later(round)
+        if self.truth is None:
+            return None
+        return self.later(round)
 
 
 def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:

@@ -226,7 +226,9 @@ class InvertedBottleneck(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.layers(x)
-        return x + y if self.adds else y
+        if self.adds:
+            return x + y
+        return y
 
 
 class BasicBlock(nn.Module):
@@ -328,7 +330,9 @@ def resnet18_key(key: str) -> str | None:
         return None
     stem, _, last = key.rpartition(".")
     key = f"{stem}.{STATISTICS.get(last, last)}"
-    return f"tail.0.{key[9:]}" if key.startswith("layer4.1.") else f"trunk.{key}"
+    if key.startswith("layer4.1."):
+        return f"tail.0.{key[9:]}"
+    return f"trunk.{key}"
 
 
 BACKBONES: dict[str, tuple[Callable[[], Backbone], Callable[[str], str | None]]] = {

@@ -11,7 +11,9 @@ Depth = Literal["features", "maps", "pixels"]
 
 NETWORK_NAMES = ("cnn", "small", "deep", "mobilenet")
 BACKBONE_NAMES = ("efficientnet_lite0", "resnet18")
-TIMM, FILE = "timm:", "file:"  # prefixes: a model of timm, and a file with an exported network
+# prefixes: a model of timm, and a file with an exported network
+TIMM = "timm:"
+FILE = "file:"
 BACKBONE_CHOICES = f"{', '.join(BACKBONE_NAMES)}, {TIMM}NAME or {FILE}PATH"
 # What the frozen part of a backbone gives, by what is trained.
 DEPTHS: dict[Trainable, Depth] = {"head": "features", "last_block": "maps", "all": "pixels"}

@@ -52,7 +52,9 @@ class Hospital(ImageTrainer):
     def __call__(self, request: Request, site: Site) -> Reply:
         """Handle a request as a Trainer does, and evaluate the model after training."""
         reply = super().__call__(request, site)
-        return self.validate(reply, site.data.test) if request.do == "train" else reply
+        if request.do == "train":
+            return self.validate(reply, site.data.test)
+        return reply
 
     many = answer_sequentially  # sequential: hospitals are few and their rounds short
 

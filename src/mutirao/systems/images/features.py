@@ -101,7 +101,9 @@ class Extractor:
     @property
     def side(self) -> int:
         """Pixels a side to which images are resized."""
-        return self.size if self.backbone in NETWORK_NAMES else self.network.size
+        if self.backbone in NETWORK_NAMES:
+            return self.size
+        return self.network.size
 
     @cached_property
     def folder(self) -> Path:
@@ -179,4 +181,6 @@ class Extractor:
         except (OSError, ValueError, EOFError, SystemError):
             return None  # absent or damaged, or Python 3.11 parsed two headers at once: it is computed again
         sound = found.dtype == np.float32 and found.ndim >= 2 and len(found) == self.views and np.isfinite(found).all()
-        return found if sound else None
+        if sound:
+            return found
+        return None

@@ -41,7 +41,9 @@ class InvertedResidual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The filtered channels, added to what came in where they fit."""
         y: Tensor = self.layers(x)
-        return x + y if self.adds else y
+        if self.adds:
+            return x + y
+        return y
 
 
 def convolution(into: int, out: int, size: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
@@ -57,7 +59,9 @@ def scaled_channels(channels: int, width: float) -> int:
     (32, 8, 112)
     """
     near = max(8, int(channels * width + 4) // 8 * 8)
-    return near + 8 if near < 0.9 * channels * width else near
+    if near < 0.9 * channels * width:
+        return near + 8
+    return near
 
 
 def mobilenet(channels: int, outputs: int, first: nn.Module, width: float = MOBILENET_WIDTH) -> nn.Sequential:
@@ -79,7 +83,9 @@ def mobilenet(channels: int, outputs: int, first: nn.Module, width: float = MOBI
 
 
 PICTURE = (3, 32, 32)  # of CIFAR-10: channels, height, width
-SMALLEST, UNPADDED = 7, 19  # pixels a side: for any convolution here, and for two without padding
+# pixels a side: for any convolution here, and for two without padding
+SMALLEST = 7
+UNPADDED = 19
 DEEP = 16  # pixels a side from which on the four convolutions of `deep` are padded as in the authors' code
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)  # of the training set, by channel, pixels in 0..1
 CIFAR10_STD = (0.2470, 0.2435, 0.2616)
@@ -104,7 +110,9 @@ class Normalize(nn.Module):
 
 def normalize(channels: int) -> Normalize:
     """The first layer for images of so many channels; without CIFAR-10's three channels, mean 0.5 and std 0.25."""
-    return Normalize() if channels == 3 else Normalize((0.5,) * channels, (0.25,) * channels)
+    if channels == 3:
+        return Normalize()
+    return Normalize((0.5,) * channels, (0.25,) * channels)
 
 
 def sides_of(shape: tuple[int, ...]) -> tuple[int, list[int]]:

@@ -90,7 +90,9 @@ def timm_backbone(name: str, weights: str = "", pretrained: bool = True) -> Back
         state = read_weights(Path(weights).expanduser())
 
         def our_key(key: str) -> str | None:
-            return None if key.startswith(classifiers) and key not in own else key
+            if key.startswith(classifiers) and key not in own:
+                return None
+            return key
 
         copy_weights(own, state, our_key, weights, name)
         # A normalization other than ImageNet's suits few weights but timm's own.

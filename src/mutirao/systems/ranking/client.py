@@ -100,7 +100,9 @@ class RankingClient:
 
     def agreed(self) -> Mapping[str, str]:
         """The digest of the scale given to this party."""
-        return {SCALE: digest_of(self.own)} if self.own else {}
+        if self.own:
+            return {SCALE: digest_of(self.own)}
+        return {}
 
     def private_training(self, privacy: DPSGD) -> AnyHandler:
         """The same with private gradients."""
@@ -124,12 +126,16 @@ class RankingClient:
 
     def trainer(self, scale: FeatureScale) -> Any:
         """The trainer, without differential privacy."""
-        return self.trainers(scale) if self.personal is None else self.trainers.for_each(scale, self.personal)
+        if self.personal is None:
+            return self.trainers(scale)
+        return self.trainers.for_each(scale, self.personal)
 
     def handler(self, scale: FeatureScale) -> AnyHandler:
         """The handler that trains."""
         trainer: AnyHandler = self.trainer(scale)
-        return trainer if self.privacy is None else as_handler(trainer).private_training(self.privacy)
+        if self.privacy is None:
+            return trainer
+        return as_handler(trainer).private_training(self.privacy)
 
     def scale_in(self, request: Request) -> FeatureScale:
         """The scale of a request; Refused if it is not the one agreed on."""

@@ -61,7 +61,9 @@ class ClientDocuments:
     def highest(self) -> int:
         """The highest grade, test documents included."""
         own = int(self.table.grades[self.rows].max(initial=0))
-        return own if self.test is None else max(own, self.test.highest)
+        if self.test is None:
+            return own
+        return max(own, self.test.highest)
 
 
 @dataclass

@@ -92,7 +92,9 @@ class EncodedDocuments:
 
     def join(self, train: Samples, test: Samples | None) -> Samples | ClientData:
         """Training and test samples, or training samples alone."""
-        return train if test is None else ClientData(train, test)
+        if test is None:
+            return train
+        return ClientData(train, test)
 
     def __getstate__(self) -> tuple[bool, int, int]:
         return self.lists, self.most, self.seed

@@ -66,7 +66,9 @@ def locate_parts(path: Path, fold: int | None = None) -> Parts:
 def fold_number(folder: Path) -> int | None:
     """The number of a folder named as a fold; None for any other name."""
     named = FOLD.fullmatch(folder.resolve().name)
-    return int(named[1]) if named else None
+    if named:
+        return int(named[1])
+    return None
 
 
 def fold_folders(path: Path) -> dict[int, Path]:
@@ -134,7 +136,9 @@ def _slices(folder: Path) -> dict[int, Path]:
         named = SLICE.fullmatch(file.name)
         if named and file.is_file():
             found[int(named[1])] = file
-    return found if len(found) == 5 else {}
+    if len(found) == 5:
+        return found
+    return {}
 
 
 def _sets(folder: Path) -> dict[str, Parts]:

@@ -175,7 +175,9 @@ def nearest_float32(word: bytes) -> np.float32:
     middle = Decimal(wide)
     if exact == middle:
         return near
-    return max(near, other) if exact > middle else min(near, other)
+    if exact > middle:
+        return max(near, other)
+    return min(near, other)
 
 
 def parse_block(text: bytes) -> ParsedBlock:

@@ -164,7 +164,9 @@ def t_risk(ours: npt.ArrayLike, theirs: npt.ArrayLike, aversion: float = AVERSIO
     if len(d) < 2:
         return math.nan
     error = float(d.std(ddof=1)) / math.sqrt(len(d))
-    return float(d.mean()) / error if error > 0 else math.nan
+    if error > 0:
+        return float(d.mean()) / error
+    return math.nan
 
 
 def z_risk(scores: npt.ArrayLike, aversion: float = AVERSION) -> Floats:

@@ -174,7 +174,9 @@ class ScaledNetwork(nn.Module):
 def round_of(file: Path) -> int:
     """The round of a checkpoint, from its name."""
     number = file.stem.partition("_")[2]
-    return int(number) if number.isdecimal() else -1
+    if number.isdecimal():
+        return int(number)
+    return -1
 
 
 def read_documents(file: Path, features: int, sparse: bool = False) -> RankingData:

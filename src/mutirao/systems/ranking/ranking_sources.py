@@ -76,7 +76,9 @@ def find_qrels(place: Path, qrels: str = "") -> Qrels | None:
     if qrels:
         return read_qrels([qrels])
     beside = sorted(f for f in place.iterdir() if is_qrels(f)) if place.is_dir() else []
-    return read_qrels(map(str, beside)) if beside else None
+    if beside:
+        return read_qrels(map(str, beside))
+    return None
 
 
 def is_qrels(file: Path) -> bool:
@@ -117,7 +119,9 @@ def read_ranking_file(file: Path, qrels: Qrels | None = None, cache: bool = True
     if qrels is not None:
         return read_with_qrels(file, qrels)
     sizes = find_sizes_file(file)
-    return read_letor(file, cache) if sizes is None else read_grouped(file, sizes)
+    if sizes is None:
+        return read_letor(file, cache)
+    return read_grouped(file, sizes)
 
 
 def pad_documents(data: RankingData, width: int) -> RankingData:
@@ -156,7 +160,9 @@ def find_sizes_file(file: Path) -> Path | None:
     for suffix in SIZE_SUFFIXES:
         beside = file.with_name(file.name + suffix)
         if beside.is_file():
-            return None if _has_queries(file) else beside
+            if _has_queries(file):
+                return None
+            return beside
     return None
 
 

@@ -228,7 +228,9 @@ def evaluate_without_scale(arrays: Arrays) -> dict[str, float]:
 
 def data_digest(table: RankingData | None) -> dict[str, str]:
     """The digest of the set that is partitioned, if there is one."""
-    return {} if table is None else {"data": digest_of_set(["ranking"], table.x, table.grades, table.queries)}
+    if table is None:
+        return {}
+    return {"data": digest_of_set(["ranking"], table.x, table.grades, table.queries)}
 
 
 def given_scale(config: Any, source: Any) -> bytes:

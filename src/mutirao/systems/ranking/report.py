@@ -121,7 +121,8 @@ def write_query_tables(study: Study, out: Path) -> list[QueryLine]:
     return lines
 
 
-WON, LOST = "#4477AA", "#CC6677"
+WON = "#4477AA"
+LOST = "#CC6677"
 
 
 def draw_wins(differences: Mapping[str, npt.NDArray[np.float64]], label: str, path: Path | str) -> None:

@@ -79,7 +79,9 @@ def catalogue_file(path: Path) -> Path | None:
     """The file that holds the catalogue: `path` itself, or one of the usual names in the folder."""
     if path.is_dir():
         return next((path / name for name in FILES if (path / name).is_file()), None)
-    return path if path.is_file() else None
+    if path.is_file():
+        return path
+    return None
 
 
 def _rows(file: Path) -> Iterator[Row]:
@@ -159,4 +161,6 @@ def _csv(file: Path, text: str) -> Iterator[Row]:
 
 def _year(title: str) -> int:
     found = YEAR.search(title)
-    return int(found[1]) if found else 0
+    if found:
+        return int(found[1])
+    return 0

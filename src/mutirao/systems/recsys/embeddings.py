@@ -130,4 +130,6 @@ def transfer(
 def has_biases(card: Mapping[str, Any]) -> bool:
     """Whether column 0 of the vectors holds the items' biases. Transferred vectors are as those of their source."""
     source = card.get("source")
-    return bool(card["biases"]) if "biases" in card else isinstance(source, Mapping) and has_biases(source)
+    if "biases" in card:
+        return bool(card["biases"])
+    return isinstance(source, Mapping) and has_biases(source)

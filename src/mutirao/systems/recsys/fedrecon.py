@@ -117,7 +117,9 @@ class FedRecon:
     @property
     def centre(self) -> float:
         """The middle of the scale, to which biases are relative: the prediction for an unknown user and item."""
-        return (self.levels[0] + self.levels[-1]) / 2 if self.biases and not self.implicit else 0.0
+        if self.biases and not self.implicit:
+            return (self.levels[0] + self.levels[-1]) / 2
+        return 0.0
 
     def initial(self, seed: int) -> Arrays:
         """Item vectors from N(0, 0.1), biases 0."""

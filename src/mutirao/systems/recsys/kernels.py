@@ -81,7 +81,8 @@ def squared_kernel(
             n = 0
             for k in range(begin, end):
                 if support[k] and weights[k] > 0:
-                    r, scale = at[k], np.sqrt(weights[k])
+                    r = at[k]
+                    scale = np.sqrt(weights[k])
                     for j in range(first, d):
                         columns[j, n] = scale * table[r, j]
                     targets[n] = scale * y[k]
@@ -152,9 +153,15 @@ def multiply(columns: Any, wide: int, product: Any) -> None:
     even = len(product)
     for i in range(0, even, 2):
         for j in range(i, even, 2):
-            s0, s1, s2, s3 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+            s0 = np.float32(0)
+            s1 = np.float32(0)
+            s2 = np.float32(0)
+            s3 = np.float32(0)
             for k in range(wide):
-                a, b, e, f = columns[i, k], columns[i + 1, k], columns[j, k], columns[j + 1, k]
+                a = columns[i, k]
+                b = columns[i + 1, k]
+                e = columns[j, k]
+                f = columns[j + 1, k]
                 s0 += a * e
                 s1 += a * f
                 s2 += b * e
@@ -167,7 +174,10 @@ def take_root(root: Any, d: int) -> None:
     for i in range(d):
         fours = i // 4 * 4  # four rows at a time
         for k in range(0, fours, 4):
-            f0, f1, f2, f3 = root[k, i], root[k + 1, i], root[k + 2, i], root[k + 3, i]
+            f0 = root[k, i]
+            f1 = root[k + 1, i]
+            f2 = root[k + 2, i]
+            f3 = root[k + 3, i]
             for j in range(d):
                 root[i, j] -= f0 * root[k, j] + f1 * root[k + 1, j] + f2 * root[k + 2, j] + f3 * root[k + 3, j]
         for k in range(fours, i):
@@ -252,7 +262,8 @@ def bpr_kernel(
         n = 0
         for k in range(begin, end):
             if support[k] and partner[k] >= 0:
-                r, s = at[begin + partner[k]], at[k]
+                r = at[begin + partner[k]]
+                s = at[k]
                 for j in range(first, d):  # the user's own bias changes no ranking
                     columns[j, n] = table[r, j] - table[s, j]
                 if biases:
@@ -272,7 +283,8 @@ def bpr_kernel(
                     margin[k] += factor * columns[j, k]
             for k in range(wide):
                 under[k] = np.float32(1) / (np.float32(1) + np.exp(margin[k]))
-            size, beyond = 0.0, 0.0
+            size = 0.0
+            beyond = 0.0
             for j in range(even):
                 total = np.float32(0)
                 for k in range(wide):
@@ -300,15 +312,18 @@ def bpr_kernel(
                 for j in range(d):
                     root[j, j] += max(ridge, 1e-6)
                 take_root(root, d)
-            last, climb = size, 0.0
+            last = size
+            climb = 0.0
             for j in range(d):
                 change[j] = right[j]
             solve(root, change, d)
-            longest, moved = 0.0, 0.0
+            longest = 0.0
+            moved = 0.0
             for j in range(d):
                 v[j] += change[j]
                 climb += right[j] * change[j]
-                longest, moved = max(longest, abs(v[j])), max(moved, abs(change[j]))
+                longest = max(longest, abs(v[j]))
+                moved = max(moved, abs(change[j]))
             if moved <= TOLERANCE * longest:
                 break
         for j in range(d):
@@ -334,7 +349,8 @@ def bpr_kernel(
             moving[:q] = False
             for k in range(begin, end):
                 if partner[k] >= 0 and not support[k]:
-                    i, j = place[partner[k]], place[k - begin]
+                    i = place[partner[k]]
+                    j = place[k - begin]
                     force = np.float32(lr) / (np.float32(1) + np.exp(score[i] - score[j]))
                     pull[i] += force
                     pull[j] -= force
@@ -377,7 +393,10 @@ def mark_support(seeds: Any, counts: Any, offsets: Any, support: Any) -> None:
 def gather_changes(x: Any, rows: Any, values: Any, shares: Any, sums: Any) -> None:
     """sums[rows[k]] += shares[k] (values[k] - x[rows[k]]), in this order."""
     for k in range(len(rows)):
-        old, new, total, share = x[rows[k]], values[k], sums[rows[k]], shares[k]
+        old = x[rows[k]]
+        new = values[k]
+        total = sums[rows[k]]
+        share = shares[k]
         for j in range(len(old)):
             total[j] += share * (new[j] - old[j])
 

@@ -430,7 +430,8 @@ def fill_negatives(
     order = np.zeros(items, np.int32)
     chosen = np.zeros(items, np.bool_)
     for user in range(len(seeds)):
-        first, n = offsets[user], offsets[user + 1] - offsets[user]
+        first = offsets[user]
+        n = offsets[user + 1] - offsets[user]
         wanted = ends[user + 1] - ends[user] - n
         for k in range(n):
             mark[positives[first + k]] = k + 1

@@ -146,7 +146,9 @@ def train_epoch(
 
 def centre(ratings: Ratings, biases: bool) -> float:
     """The middle of the scale, to which biases are relative."""
-    return float((ratings.values.min() + ratings.values.max()) / 2) if biases else 0.0
+    if biases:
+        return float((ratings.values.min() + ratings.values.max()) / 2)
+    return 0.0
 
 
 def sgd_epoch(p: Any, q: Any, users: Any, items: Any, y: Any, order: Any, biases: bool, lr: float, decay: float) -> Any:
@@ -161,7 +163,8 @@ def sgd_epoch(p: Any, q: Any, users: Any, items: Any, y: Any, order: Any, biases
     keep = np.float32(1 - lr * decay)
     for t in range(len(order)):
         k = order[t]
-        u, i = users[k], items[k]
+        u = users[k]
+        i = items[k]
         prediction = p[u, 0] + q[i, 0] if biases else np.float32(0)
         for j in range(first, d):
             prediction += p[u, j] * q[i, j]
@@ -287,12 +290,14 @@ def skipgram_epoch(
                 x = inner[items[near]]
                 change[:] = 0
                 for turn in range(negative + 1):
-                    target, label = items[k], one
+                    target = items[k]
+                    label = one
                     if turn > 0:
                         state += np.uint64(MIX[0])
                         z = (state ^ (state >> np.uint64(30))) * np.uint64(MIX[1])
                         z = (z ^ (z >> np.uint64(27))) * np.uint64(MIX[2])
-                        target, label = table[(z ^ (z >> np.uint64(31))) & last], np.float32(0)
+                        target = table[(z ^ (z >> np.uint64(31))) & last]
+                        label = np.float32(0)
                         if target == items[k]:
                             continue
                     y = outer[target]

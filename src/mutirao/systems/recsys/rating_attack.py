@@ -213,7 +213,9 @@ class Attacker:
         """How often people give each rating to these items."""
         levels = len(self.hypotheses[1])
         prior = np.full(levels, 1 / levels) if self.prior is None else self.prior
-        return prior[rows] if prior.ndim == 2 else np.repeat(prior[None], len(rows), 0)
+        if prior.ndim == 2:
+            return prior[rows]
+        return np.repeat(prior[None], len(rows), 0)
 
     def read_support(
         self, x: Floats, requested: Rows, rows: Rows, s: Floats, bias: float

@@ -89,7 +89,9 @@ class Ratings:
             log.warning("%d users with fewer than %d ratings are left out, the first of them %r", few, ratings, first)
         if not len(enough):
             raise ConfigError(f"no user has {ratings} ratings or more; there is nothing to learn from")
-        return self.of_users(enough) if few else self
+        if few:
+            return self.of_users(enough)
+        return self
 
 
 def gather(

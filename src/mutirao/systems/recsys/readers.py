@@ -124,7 +124,9 @@ def read_line(line: str, layout: Layout) -> tuple[int | str, int | str, float, i
 def _id(cell: str, what: str) -> int | str:
     if not cell or len(cell) > MAX_ID_LENGTH or not cell.isprintable():
         raise ValueError(f"{cell[:40]!r} is not a valid {what} id")
-    return int(cell) if WHOLE.fullmatch(cell) else cell
+    if WHOLE.fullmatch(cell):
+        return int(cell)
+    return cell
 
 
 def _time(cell: str) -> int:
@@ -175,7 +177,9 @@ def fast_block(text: bytes, layout: Layout) -> Columns | None:
 def _whole(letters: Letters, begin: Ints, width: Ints) -> Ints | None:
     """Whole numbers without leading zeros. Others are text: "007" and "7" are different ids."""
     invalid = (width < 1) | (width > MAX_DIGITS) | ((letters[begin] == ord("0")) & (width > 1))
-    return None if invalid.any() else _digits(letters, begin, width)
+    if invalid.any():
+        return None
+    return _digits(letters, begin, width)
 
 
 def _digits(letters: Letters, begin: Ints, width: Ints) -> Ints | None:
@@ -196,7 +200,9 @@ def _decimal(letters: Letters, begin: Ints, width: Ints) -> npt.NDArray[np.float
         return None
     whole = _digits(letters, begin, np.ones_like(width))
     tenth = _digits(letters, begin + 2, has_point.astype(np.int64))
-    return None if whole is None or tenth is None else (10 * whole + tenth) / 10
+    if whole is None or tenth is None:
+        return None
+    return (10 * whole + tenth) / 10
 
 
 def _seconds(letters: Letters, begin: Ints, width: Ints) -> Ints | None:
@@ -282,7 +288,9 @@ def read_catalogue(path: Path) -> Catalogue:
             f"a CSV with columns id, title and year, or an embeddings file"
         )
     known = read_titles(file)
-    return replace(known, counts=_counts_beside(path, known)) if path.is_dir() else known
+    if path.is_dir():
+        return replace(known, counts=_counts_beside(path, known))
+    return known
 
 
 def _counts_beside(folder: Path, known: Catalogue) -> npt.NDArray[np.int64]:
@@ -303,7 +311,9 @@ def concatenate_ids(ids: Sequence[Ids]) -> Ids:
 def titles_beside(path: Path) -> Catalogue | None:
     """The catalogue in the folder of the ratings, if there is one."""
     file = catalogue_file(path if path.is_dir() else path.parent)
-    return read_titles(file) if file is not None else None
+    if file is not None:
+        return read_titles(file)
+    return None
 
 
 def sources(path: Path, columns: str) -> list[Callable[[], Iterator[Columns]]]:

@@ -131,7 +131,9 @@ def levels_of(card: Mapping[str, Any]) -> tuple[float, ...]:
     levels = card.get("levels", ())
     source = card.get("source")
     if not levels:
-        return levels_of(source) if isinstance(source, Mapping) else ()
+        if isinstance(source, Mapping):
+            return levels_of(source)
+        return ()
     scale = tuple(levels) if isinstance(levels, list | tuple) else ()
     is_numeric = all(isinstance(v, int | float) and np.isfinite(v) for v in scale)
     if not scale or not is_numeric or list(scale) != sorted(scale):

@@ -144,7 +144,9 @@ class TableClient:
     @property
     def figures(self) -> Any:
         """The metrics of its trainers besides loss and accuracy."""
-        return evaluate_logits if self.task == "classification" else regression_metrics
+        if self.task == "classification":
+            return evaluate_logits
+        return regression_metrics
 
     @property
     def provides(self) -> frozenset[str]:
@@ -161,7 +163,9 @@ class TableClient:
 
     def agreed(self) -> Mapping[str, str]:
         """The digest of the schema given to this party."""
-        return {SCHEMA: digest_of(self.own)} if self.own else {}
+        if self.own:
+            return {SCHEMA: digest_of(self.own)}
+        return {}
 
     def own_schema(self) -> Schema:
         """The schema given to this party."""
@@ -192,7 +196,9 @@ class TableClient:
         if self.personal is not None:
             return personal_for(self.trainers, schema, self.personal)
         trainer = self.trainers(schema)
-        return trainer if self.privacy is None else trainer.private_training(self.privacy)
+        if self.privacy is None:
+            return trainer
+        return trainer.private_training(self.privacy)
 
     def schema_in(self, request: Request) -> Schema:
         """The schema of a request; Refused if it is not the one agreed on, or is about another target."""

@@ -240,7 +240,8 @@ def describe_column(column: Column) -> str:
     if column.kind == "category":
         counts = Counter(known.tolist()).most_common(3)
         return f"category, {len(set(known.tolist())):,} values: " + ", ".join(f"{v!r} {n:,}" for v, n in counts)
-    low, high = float(known.min()), float(known.max())
+    low = float(known.min())
+    high = float(known.max())
     if column.kind == "date":
         first, last = np.array([low, high]).astype("datetime64[D]")
         return f"date, {first} to {last}"

@@ -91,7 +91,9 @@ def task(config: Config) -> Task:
         population = pool_tables(population)
 
     def initial() -> Arrays:
-        return trainers(client.own_schema()).initial(config.seed) if own else {}
+        if own:
+            return trainers(client.own_schema()).initial(config.seed)
+        return {}
 
     def write(run: Run, path: Path) -> None:
         write_whole(path, (bytes_from_extra(MEMORY, run.memory) or own) + b"\n")

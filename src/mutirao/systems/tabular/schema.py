@@ -80,7 +80,9 @@ class Schema:
     @property
     def outputs(self) -> int:
         """Number of outputs of the model."""
-        return len(self.classes) if self.task == "classification" else 1
+        if self.task == "classification":
+            return len(self.classes)
+        return 1
 
     def content(self) -> bytes:
         """The schema as JSON: the same bytes for the same schema."""
@@ -134,7 +136,9 @@ def column_differences(agreed: Mapping[str, str], here: Mapping[str, str]) -> st
         found.append(f"too many: {quote_names(extra)}")
     for name in other[:3]:
         found.append(f"{quote_names([name])} is of the kind {here[name]} here, but {agreed[name]} is agreed on")
-    return f"the columns of this site differ: {'; '.join(found)}" if found else ""
+    if found:
+        return f"the columns of this site differ: {'; '.join(found)}"
+    return ""
 
 
 def quote_names(names: Sequence[str]) -> str:

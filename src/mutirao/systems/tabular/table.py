@@ -83,7 +83,9 @@ def format_number(value: float) -> str:
     """
     if math.isnan(value):
         return ""
-    return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
+    if value.is_integer() and abs(value) < 2**53:
+        return str(int(value))
+    return repr(value)
 
 
 def is_name(text: str) -> bool:

@@ -196,4 +196,6 @@ def class_order(name: str) -> tuple[int, float, str]:
         value = float(name)
     except ValueError:
         return 1, 0.0, name
-    return (0, value, name) if math.isfinite(value) else (1, 0.0, name)
+    if math.isfinite(value):
+        return (0, value, name)
+    return (1, 0.0, name)

@@ -364,4 +364,7 @@ def freeze_program(program: Program, inputs: Sequence[Tensor]) -> Program | None
     except Exception as error:
         log.debug("torch.jit cannot freeze a step: %s", error)
         return None
-    return fast if same else None
+    if not same:
+        return None
+    frozen: Program = fast
+    return frozen

@@ -62,7 +62,8 @@ def is_worthwhile(pictures: int, sizes: tuple[int, int], side: int) -> bool:
 
 def convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:
     """The layer's output for x."""
-    side, padding = conv.kernel_size[0], square_size(conv.padding)  # type: ignore[arg-type]  # `supports_convolution` refuses names
+    side = conv.kernel_size[0]
+    padding = square_size(conv.padding)  # type: ignore[arg-type]  # `supports_convolution` refuses names
     if (
         x.dtype == conv.weight.dtype == torch.float32
         and x.dim() == 4

@@ -33,7 +33,8 @@ def bounds(rings: Sequence[Floats]) -> tuple[float, float, float, float]:
 def crossings(starts: Floats, ends: Floats, y: float) -> Floats:
     """The x where the edges of all rings cross a horizontal line, sorted; an even number of them."""
     cuts = (starts[:, 1] <= y) != (ends[:, 1] <= y)
-    a, b = starts[cuts], ends[cuts]
+    a = starts[cuts]
+    b = ends[cuts]
     return np.sort(a[:, 0] + (y - a[:, 1]) * (b[:, 0] - a[:, 0]) / (b[:, 1] - a[:, 1]))
 
 
@@ -162,7 +163,9 @@ def class_of(properties: Mapping[str, Any]) -> str:
     if isinstance(label, Mapping):
         names = label.get("names")
         label = ": ".join(map(str, names)) if isinstance(names, list) else label.get("name")
-    return label.strip() if isinstance(label, str) else ""
+    if isinstance(label, str):
+        return label.strip()
+    return ""
 
 
 def shapes(geometry: Mapping[str, Any]) -> Iterator[tuple[Floats, ...]]:
@@ -212,7 +215,8 @@ def read_asap(path: Path) -> Found:
         try:
             if label in ("", "None"):
                 raise ValueError("it has no class: it is part of no group")
-            kind, ring = (node.get("Type") or "").lower(), asap_places(node)
+            kind = (node.get("Type") or "").lower()
+            ring = asap_places(node)
             if kind in ASAP_POINTS:
                 for place in ring:
                     yield Mark(label, (place[None],), f"{path.name}, {where}")

@@ -128,7 +128,9 @@ class TiffSource:
         tags = self.pages[0].tags
         unit = {2: 25_400.0, 3: 10_000.0}.get(int(tags["ResolutionUnit"].value) if "ResolutionUnit" in tags else 0)
         pairs = [tags[k].value for k in ("XResolution", "YResolution") if k in tags]
-        return plausible_mpp([unit * d / n for n, d in pairs if n]) if unit else None
+        if unit:
+            return plausible_mpp([unit * d / n for n, d in pairs if n])
+        return None
 
 
 def ome_mpp(text: str) -> float | None:
@@ -154,7 +156,9 @@ def ome_mpp(text: str) -> float | None:
 def plausible_mpp(values: list[float]) -> float | None:
     """The mean of both directions, without values that a microscope cannot have."""
     plausible = [v for v in values if 0.02 <= v <= 50]
-    return sum(plausible) / len(plausible) if plausible else None
+    if plausible:
+        return sum(plausible) / len(plausible)
+    return None
 
 
 @dataclass(frozen=True)

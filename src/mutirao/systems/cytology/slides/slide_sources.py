@@ -35,11 +35,15 @@ def find_sources(config: Any, classes: tuple[str, ...] = ()) -> Sources:
         found = read_own(root, config.clients, config.slide, classes)
     else:
         found = find_image_sources(root, config, config.slide, rows_of=rows_of)
-    return as_slides(found) if bags else found
+    if bags:
+        return as_slides(found)
+    return found
 
 
 def scale_in(config: Any) -> TileScale | None:
     """The scale of the images in `data`, if it is known; it is stored with the model for screening."""
     if config.data == "synthetic":
         return TileScale(512, 0.5)  # as `tile_slide` cuts them there
-    return None if config.data == ELSEWHERE else tile_scale_of(find_data(config.data))
+    if config.data == ELSEWHERE:
+        return None
+    return tile_scale_of(find_data(config.data))

@@ -32,7 +32,11 @@ from mutirao.systems.images.features import cache_folder
 from mutirao.training.cpu_cores import core_count
 
 TILE = 512
-SHORT, LONG, RATIONAL, LONG8 = (3, "H"), (4, "I"), (5, "II"), (16, "Q")  # TIFF type number, and struct code
+# TIFF type number, and struct code
+SHORT = (3, "H")
+LONG = (4, "I")
+RATIONAL = (5, "II")
+LONG8 = (16, "Q")
 
 
 class Pyramid:
@@ -397,4 +401,6 @@ def tile_label(tile: Tile, cells: Cells) -> str:
     inside = (cells.x >= tile.x) & (cells.x < tile.x + tile.side) & (cells.y >= tile.y) & (cells.y < tile.y + tile.side)
     if not inside.any():
         return ""
-    return CLASSES[0] if np.any(cells.abnormal & inside) else CLASSES[1]
+    if np.any(cells.abnormal & inside):
+        return CLASSES[0]
+    return CLASSES[1]

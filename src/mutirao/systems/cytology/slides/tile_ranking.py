@@ -70,4 +70,6 @@ def shares_below(values: Floats) -> Floats:
     from scipy.stats import rankdata
 
     n = len(values)
-    return (rankdata(values) - 1) / (n - 1) if n > 1 else np.ones(n)
+    if n > 1:
+        return (rankdata(values) - 1) / (n - 1)
+    return np.ones(n)

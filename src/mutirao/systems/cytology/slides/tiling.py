@@ -238,7 +238,9 @@ def known_facts(out: Path, path: Path, cut: Cut, mpp: float | None) -> dict[str,
         wanted = identity(path, cut, mpp)
     except (OSError, ValueError, RecursionError):
         return None
-    return facts if all(facts.get(k) == v for k, v in wanted.items()) else None
+    if all(facts.get(k) == v for k, v in wanted.items()):
+        return facts
+    return None
 
 
 def tile_all(

@@ -78,7 +78,9 @@ class Masked:
         right = max(left + 1, round((x + side) / self.scale))
         bottom = max(top + 1, round((y + side) / self.scale))
         part = self.mask[top:bottom, left:right]
-        return float(part.mean()) if part.size else 0.0
+        if part.size:
+            return float(part.mean())
+        return 0.0
 
 
 def mask_slide(slide: Slide, mpp: float = 6.0) -> Masked:

@@ -18,7 +18,8 @@ from mutirao.errors import ConfigError
 from mutirao.systems.ranking.letor import read_letor
 from mutirao.systems.ranking.ranking_data import RankingData
 
-METADATA, LETOR = "metadata.csv", ("letor.txt", "letor.txt.gz")
+METADATA = "metadata.csv"
+LETOR = ("letor.txt", "letor.txt.gz")
 COLUMNS = ("qid", "user_id", "timestamp")  # those that are read; the others are texts
 LAYOUT = f"a folder with {METADATA} and {LETOR[0]} (or .gz), as AOL4FOLTR has them"
 LONGEST = 1 << 24  # characters of a field
@@ -127,7 +128,8 @@ def check_log(path: Path | str | None) -> list[str]:
         raise ConfigError(f"a log needs a path: {LAYOUT}")
     log = read_log(path)
     begin, end = (datetime.fromtimestamp(int(t), UTC).date() for t in (log.times.min(), log.times.max()))
-    queries, users = len(log.users), len(np.unique(log.users))
+    queries = len(log.users)
+    users = len(np.unique(log.users))
     return [
         f"{path}: {queries:,} queries of {users:,} users, {begin} to {end}, {len(log.data):,} documents, "
         f"{log.data.features:,} features, {int(log.data.grades.sum()):,} clicks"

@@ -70,4 +70,6 @@ Ranker = Linear | Network
 
 def make_ranker(features: int, hidden: int) -> Ranker:
     """The network, or a linear ranker if it has no hidden units."""
-    return Network(features, hidden) if hidden else Linear(features)
+    if hidden:
+        return Network(features, hidden)
+    return Linear(features)

@@ -179,7 +179,9 @@ def load_log(config: Any, path: Path) -> tuple[dict[ClientId, User], RankingData
 
 def apply_query_scale(config: Any, data: RankingData) -> RankingData:
     """The data with features scaled as the setting `scale` says."""
-    return normalize_per_query(data) if config.scale == "query" else data
+    if config.scale == "query":
+        return normalize_per_query(data)
+    return data
 
 
 def click_model(config: Any, client: ClientId, highest: int) -> Cascade:

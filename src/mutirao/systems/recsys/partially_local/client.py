@@ -101,7 +101,9 @@ class PartiallyLocal:
     @property
     def centre(self) -> float:
         """The middle of the scale, to which ratings are relative."""
-        return 0.0 if self.implicit else (self.levels[0] + self.levels[-1]) / 2
+        if self.implicit:
+            return 0.0
+        return (self.levels[0] + self.levels[-1]) / 2
 
     def initial(self, seed: int) -> Arrays:
         """The initial item matrix."""
