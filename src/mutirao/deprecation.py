@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-REMOVED_IN = "0.4"
+REMOVED_IN = "0.3"
 
 
 def former_names(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
@@ -17,7 +17,7 @@ def former_names(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
     ...     warnings.simplefilter("always")
     ...     found = find("wobble_in")
     >>> found.__name__, str(caught[0].message)
-    ('final_std', 'mutirao.metrics.wobble_in is called final_std now; the former name goes with 0.4')
+    ('final_std', 'mutirao.metrics.wobble_in is called final_std now; the former name goes with 0.3')
     """
 
     def find(name: str) -> Any:
