@@ -5,6 +5,14 @@ import importlib
 import pytest
 
 
+def test_former_names_of_the_package_work_and_warn() -> None:
+    import mutirao
+
+    for former, now in (("Cohort", "Group"), ("Exhibits", "Artifacts")):
+        with pytest.warns(DeprecationWarning, match=f"mutirao.{former} is called {now} now"):
+            assert getattr(mutirao, former) is getattr(mutirao, now)
+
+
 @pytest.mark.parametrize(
     ("module", "former", "now"),
     [

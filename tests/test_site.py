@@ -42,7 +42,7 @@ WORDS = {
     "sparsification": ["compression", "glossary"],
     "fairness": ["aggregation", "glossary"],
     "multiple-instance learning": ["whole-slides", "glossary"],
-    "transfer learning": ["bodies", "glossary"],
+    "transfer learning": ["backbones", "glossary"],
     "learning to rank": ["ranking", "online-ranking", "glossary"],
     "fault injection": ["survival"],
     "concept drift": ["partitions", "glossary"],

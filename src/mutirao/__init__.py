@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from mutirao.core.fleet import Answers, Failure, Fleet, Reply, Request, Site, Wrapper
     from mutirao.core.parts import Aggregator, Filter, Handler, Merged, Selector
     from mutirao.core.records import Round
-    from mutirao.core.rounds import Cohort, Run, step, train
+    from mutirao.core.rounds import Group, Run, step, train
     from mutirao.errors import MutiraoError
-    from mutirao.experiments.artifacts import Exhibits, Picture
+    from mutirao.experiments.artifacts import Artifacts, Picture
     from mutirao.experiments.task import Recipe, Task, federate
     from mutirao.report import execute
     from mutirao.report.notebook import show
@@ -45,8 +45,8 @@ _HOME = {
     "systems.recsys.recommender": ["Recommender"],
     "core.parts": ["Aggregator", "Filter", "Handler", "Merged", "Selector"],
     "core.records": ["Round"],
-    "core.rounds": ["Cohort", "Run", "step", "train"],
-    "experiments.artifacts": ["Exhibits", "Picture"],
+    "core.rounds": ["Group", "Run", "step", "train"],
+    "experiments.artifacts": ["Artifacts", "Picture"],
     "report": ["execute"],
     "report.notebook": ["show"],
     "runs.run_folder": ["load_run", "save_run"],
@@ -60,13 +60,13 @@ __all__ = [
     "Aggregator",
     "Answers",
     "Arrays",
+    "Artifacts",
     "ClientData",
-    "Cohort",
     "Common",
-    "Exhibits",
     "Failure",
     "Filter",
     "Fleet",
+    "Group",
     "Handler",
     "LocalFleet",
     "Merged",
@@ -105,7 +105,14 @@ __all__ = [
 ]
 
 
+_FORMER = {"Cohort": "Group", "Exhibits": "Artifacts"}
+
+
 def __getattr__(name: str) -> Any:
+    if name in _FORMER:
+        from mutirao.deprecation import former_names
+
+        return former_names("mutirao", _FORMER)(name)
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'mutirao' has no attribute {name!r}")
     return getattr(importlib.import_module(f"mutirao.{_MODULE_OF[name]}"), name)

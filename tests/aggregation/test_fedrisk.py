@@ -12,7 +12,7 @@ from mutirao.aggregation import NAMES, FedRisk
 from mutirao.config import Part, build, complete_part, resolve
 from mutirao.core.arrays import Arrays, digest
 from mutirao.core.fleet import Reply, Request, Site
-from mutirao.core.rounds import Cohort, Patience, Run, step
+from mutirao.core.rounds import Group, Patience, Run, step
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.experiments.task import find
 from mutirao.risk import geo_risk, ideal_risk
@@ -136,7 +136,7 @@ def test_a_round_refuses_who_tells_impossible_errors_and_goes_on() -> None:
         return Reply({"w": request.arrays["w"] + 1.0, "n": request.arrays["n"]}, extras, n=4)
 
     run, fleet = Run(CURRENT), LocalFleet(handler, dict.fromkeys(["ana", "bia", "liar"]))
-    done = step(run, fleet, [Cohort(everyone, FedRisk(classes=5))], patience=Patience(wait=0.0))
+    done = step(run, fleet, [Group(everyone, FedRisk(classes=5))], patience=Patience(wait=0.0))
     assert [row["failure"].partition(":")[0] for row in done.clients] == ["", "", "too_large"]
     assert run.round == 1
 

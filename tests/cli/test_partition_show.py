@@ -75,7 +75,7 @@ def test_of_any_recipe_that_deals_labelled_samples(recipe: str) -> None:
             "--recipe: 'quickstart' has no partition of labelled samples",
         ),
         (sets(partition="quantity", partition__beta=0), "partition.beta: 0.0 is not a number above 0"),
-        (sets(partition="natural"), "partition=natural: 'digits' does not say whose"),
+        (sets(partition="natural"), "partition=natural: 'digits' does not name the owners"),
         (["--out", "p.txt"], "right would be a name that ends in .png, .svg, .pdf"),
     ],
 )

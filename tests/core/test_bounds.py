@@ -18,7 +18,7 @@ from mutirao.core.bounds import cap_sizes, faults_of_length, unexpected_metrics,
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.core.records import Round
 from mutirao.core.roster import Roster
-from mutirao.core.rounds import Cohort, Patience, Run, step, train
+from mutirao.core.rounds import Group, Patience, Run, step, train
 from mutirao.core.sparse_rows import ROWS, to_dense
 from mutirao.core.validation import faults
 from mutirao.runs.csv_tables import MOST_COLUMNS, CsvTable
@@ -242,7 +242,7 @@ def test_a_client_alone_in_its_rounds_cannot_fill_the_tables_either() -> None:
     run = Run({"w": np.zeros((4, 5), np.float32)})
     alone = LocalFleet(lambda request, site: flooding(request, honest(request, site)), {LIAR: None})
     for _ in range(6):
-        step(run, alone, [Cohort(everyone, FedAvg())], patience=Patience(wait=0.0))
+        step(run, alone, [Group(everyone, FedAvg())], patience=Patience(wait=0.0))
     assert len(run.roster.figures) < 150
     assert {"loss", "accuracy"} <= run.roster.figures.keys()
 

@@ -19,7 +19,7 @@ from mutirao.core.fleet import Answers, Failure, Fleet, Reply, Request, Site, co
 from mutirao.core.parts import AnyAggregator, AnySelector, Merged, as_aggregator, check_needs
 from mutirao.core.records import Round
 from mutirao.core.roster import Roster
-from mutirao.core.rounds import Cohort, Patience, Run, mean_metrics, train, wait_for_clients
+from mutirao.core.rounds import Group, Patience, Run, mean_metrics, train, wait_for_clients
 from mutirao.core.rounds import step as step_of
 from mutirao.errors import ConfigError, Diverged, TooFewClients, TooFewReplies
 from mutirao.robustness.filters import NormFilter
@@ -34,7 +34,7 @@ def step(
     run: Run, fleet: Fleet, select: AnySelector, aggregate: AnyAggregator, patience: Patience | None = None, **more: Any
 ) -> Round:
     """One round of everybody."""
-    return step_of(run, fleet, [Cohort(select, aggregate, **more)], patience=patience)
+    return step_of(run, fleet, [Group(select, aggregate, **more)], patience=patience)
 
 
 def model() -> Arrays:
@@ -535,9 +535,7 @@ def test_what_a_filter_remembers_holds_if_the_round_does() -> None:
     assert [row.row["rejected"] for row in done] == [1, 0]
     assert run.memory["counting.seen"] == 2
     assert run.memory["fedadam.step"] == 2
-    groups = [
-        Cohort(everyone, FedAvg(), filters=[Counting()], name=g, members=PEOPLE[i::2]) for i, g in enumerate("gh")
-    ]
+    groups = [Group(everyone, FedAvg(), filters=[Counting()], name=g, members=PEOPLE[i::2]) for i, g in enumerate("gh")]
     run = Run({f"{g}/{k}": v for g in "gh" for k, v in model().items()})
     for _ in range(3):
         step_of(run, fleet, groups, patience=QUICK)
@@ -678,8 +676,8 @@ def two_groups() -> Run:
 def test_cohorts_are_asked_at_once_and_each_has_a_model_and_a_memory_of_its_own() -> None:
     fleet, run = FakeFleet(honest_events), two_groups()
     cohorts = [
-        Cohort(everyone, FedAdam(), name="g0", members=PEOPLE[:2], config={"classes": "0,3"}),
-        Cohort(Uniform(2), FedAvg(), name="g1", members=[*PEOPLE[2:], "not here yet"]),
+        Group(everyone, FedAdam(), name="g0", members=PEOPLE[:2], config={"classes": "0,3"}),
+        Group(Uniform(2), FedAvg(), name="g1", members=[*PEOPLE[2:], "not here yet"]),
     ]
     done = step_of(run, fleet, cohorts, patience=QUICK)
     assert len(fleet.asked) == 1
@@ -703,8 +701,8 @@ def test_a_cohort_with_too_few_replies_keeps_its_model_and_is_tried_again_alone(
 
     fleet, run = FakeFleet(events), two_groups()
     cohorts = [
-        Cohort(everyone, FedAvg(), name="g0", members=PEOPLE[:2]),
-        Cohort(everyone, FedAvg(), name="g1", members=PEOPLE[2:]),
+        Group(everyone, FedAvg(), name="g0", members=PEOPLE[:2]),
+        Group(everyone, FedAvg(), name="g1", members=PEOPLE[2:]),
     ]
     done = step_of(run, fleet, cohorts, patience=QUICK)
     assert [sorted(asked) for asked in fleet.asked] == [PEOPLE, PEOPLE[2:], PEOPLE[2:]]
@@ -719,8 +717,8 @@ def test_a_cohort_whose_members_have_all_left_keeps_its_model_and_is_not_asked()
     fleet, run = FakeFleet(honest_events, PEOPLE[:2]), two_groups()
     run.roster.meet(PEOPLE)
     cohorts = [
-        Cohort(everyone, FedAvg(), name="g0", members=PEOPLE[:2]),
-        Cohort(everyone, FedAvg(), name="g1", members=PEOPLE[2:]),
+        Group(everyone, FedAvg(), name="g0", members=PEOPLE[:2]),
+        Group(everyone, FedAvg(), name="g1", members=PEOPLE[2:]),
     ]
     done = step_of(run, fleet, cohorts, patience=QUICK)
     assert [sorted(asked) for asked in fleet.asked] == [PEOPLE[:2]]
@@ -739,8 +737,8 @@ def test_in_groups_updates_are_measured_and_probes_are_counted() -> None:
 
     fleet, run = FakeFleet(honest_events), two_groups()
     cohorts = [
-        Cohort(Asking(), FedAvg(), name="g0", members=PEOPLE[:2]),
-        Cohort(Asking(), FedAvg(), name="g1", members=PEOPLE[2:]),
+        Group(Asking(), FedAvg(), name="g0", members=PEOPLE[:2]),
+        Group(Asking(), FedAvg(), name="g1", members=PEOPLE[2:]),
     ]
     done = step_of(run, fleet, cohorts, patience=QUICK)
     assert sorted(fleet.asked[0]) == ["ana", "caio"]

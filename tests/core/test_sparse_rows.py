@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mutirao.aggregation import FedAvg
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Site
-from mutirao.core.rounds import Cohort, Run, step
+from mutirao.core.rounds import Group, Run, step
 from mutirao.core.sparse_rows import ROWS, concatenate_rows, to_dense
 from mutirao.core.validation import fault, faults
 from mutirao.robustness.filters import NormFilter
@@ -92,7 +92,7 @@ def moves_one_row(request: Request, site: Site) -> Reply:
 @pytest.mark.parametrize("filters", [(), (NormFilter(10.0),)])
 def test_an_aggregator_that_knows_nothing_of_rows_gets_whole_models(filters: Any) -> None:
     run = Run(CURRENT)
-    done = step(run, LocalFleet(moves_one_row, {"a": 0, "b": 0, "c": 3}), [Cohort(everyone, FedAvg(), filters=filters)])
+    done = step(run, LocalFleet(moves_one_row, {"a": 0, "b": 0, "c": 3}), [Group(everyone, FedAvg(), filters=filters)])
     np.testing.assert_allclose(
         run.arrays["items"] - CURRENT["items"], np.outer([2 / 3, 0, 0, 1 / 3], [1, 1, 1]), atol=1e-6
     )

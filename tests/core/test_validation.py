@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mutirao.aggregation import FedAvg
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Answers, Failure, Reply, Request, Site, collect, traffic
-from mutirao.core.rounds import Cohort, Patience, Run, step
+from mutirao.core.rounds import Group, Patience, Run, step
 from mutirao.core.validation import fault, fault_of_extras, sift
 from mutirao.selection import everyone
 from mutirao.simulation.local_fleet import LocalFleet
@@ -162,7 +162,7 @@ def test_a_handler_that_puts_junk_into_a_field_fails_alone_in_its_round(field: s
         handler.many = lambda requests, sites: {c: handler(r, sites[c]) for c, r in requests.items()}  # type: ignore[attr-defined]
     run = Run({k: v.copy() for k, v in CURRENT.items()})
     fleet = LocalFleet(handler, dict.fromkeys(["ana", "bia", "caio"]))
-    done = step(run, fleet, [Cohort(everyone, FedAvg())], patience=Patience(wait=0.0))
+    done = step(run, fleet, [Group(everyone, FedAvg())], patience=Patience(wait=0.0))
     failures = {row["client"]: row["failure"] for row in done.clients}
     assert failures.pop("bia")
     assert set(failures.values()) == {""}

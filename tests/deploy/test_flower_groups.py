@@ -20,7 +20,7 @@ from mutirao.config import Common, setting
 from mutirao.core.fleet import Reply
 from mutirao.experiments.group_rounds import Plan, federate_groups
 from mutirao.clustering.group_tables import summarise_groups
-from mutirao.experiments.artifacts import Exhibits
+from mutirao.experiments.artifacts import Artifacts
 from mutirao.experiments.task import Recipe, Task
 from mutirao.core.rounds import Patience
 from mutirao.selection import everyone
@@ -36,7 +36,7 @@ def work(request, site):
     return Reply({"w": w + 0.5 * (site.data - w)}, metrics={"got": float(w[1])}, n=1)
 
 def task(config):
-    return Task(work, DATA, lambda: {"w": np.zeros(2)}, exhibits=Exhibits(findings=summarise_groups))
+    return Task(work, DATA, lambda: {"w": np.zeros(2)}, exhibits=Artifacts(findings=summarise_groups))
 
 def flow(fleet, config, task, run):
     parts = everyone, FedAvg()

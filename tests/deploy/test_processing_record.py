@@ -104,7 +104,7 @@ def test_data_that_are_gone_leave_a_reason(tmp_path: Path) -> None:
     folder = made(tmp_path / "run", data=str(data))
     data.unlink()
     facts = record_facts(folder)
-    assert "is not there" in facts["leaves"]["unknown"]
+    assert "does not exist" in facts["leaves"]["unknown"]
     assert "could not be read again" in write_record(facts, "en")
 
 

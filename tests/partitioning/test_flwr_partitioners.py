@@ -96,7 +96,7 @@ def test_an_object_deals_the_data_of_a_run(tmp_path: Path) -> None:
         mutirao.run("quickstart", partition=dealer, rounds=1, out=tmp_path / "x")
     with pytest.raises(ConfigError, match="the data are already assigned to 2 clients"):
         mutirao.run(nn.Linear(4, 5), {"a": data, "b": data}, partition=dealer, rounds=1, out=tmp_path / "x")
-    with pytest.raises(ConfigError, match="it parts by classes, and these labels are none"):
+    with pytest.raises(ConfigError, match="this partitioner splits by class"):
         mutirao.run(nn.Linear(4, 1), (x, x[:, 0]), partition=dealer, rounds=1, out=tmp_path / "x")
 
 

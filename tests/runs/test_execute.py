@@ -18,7 +18,7 @@ from mutirao.config import Common, Part, read_toml, resolve
 from mutirao.core.arrays import Arrays
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
-from mutirao.experiments.artifacts import Exhibits
+from mutirao.experiments.artifacts import Artifacts
 from mutirao.experiments.task import Recipe, Task, find, recipe_name
 from mutirao.runs.execute import execute
 from mutirao.runs.reader import Record
@@ -176,7 +176,7 @@ def test_the_direction_of_a_metric_is_declared_and_kept(tmp_path: Path) -> None:
 
 def test_pictures_and_page_are_handed_in(tmp_path: Path) -> None:
     seen: list[str] = []
-    recipe = scored(exhibits=Exhibits(files={"note.txt": lambda run, path: path.write_text("x") and None}))
+    recipe = scored(exhibits=Artifacts(files={"note.txt": lambda run, path: path.write_text("x") and None}))
     execute(recipe, SHORT, tmp_path / "bare")
     bare = {file.name for file in (tmp_path / "bare").iterdir()}
     assert "note.txt" in bare  # the task's files are part of the record

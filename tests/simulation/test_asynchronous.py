@@ -215,7 +215,7 @@ def test_groups_wait_for_all() -> None:
 
 
 def test_a_fleet_that_answers_at_once_says_that_it_cannot() -> None:
-    with pytest.raises(ConfigError, match="answer at once; set devices"):
+    with pytest.raises(ConfigError, match="answer at different times; set devices"):
         LocalFleet(Quadratic(shared=True), {"ana": None}).stagger(1, 1)
 
 

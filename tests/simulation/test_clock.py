@@ -8,7 +8,7 @@ import pytest
 from mutirao.aggregation import FedAvg
 from mutirao.config import Part, build, resolve
 from mutirao.core.fleet import Reply, Request, Site
-from mutirao.core.rounds import Cohort, Patience, Run, step
+from mutirao.core.rounds import Group, Patience, Run, step
 from mutirao.errors import ConfigError
 from mutirao.experiments.simulated_parts import build_select
 from mutirao.report import execute
@@ -39,7 +39,7 @@ def test_the_published_ranges_are_kept() -> None:
 def test_without_a_model_devices_cost_nothing() -> None:
     run = Run({"w": np.zeros(25)})
     fleet = TimedFleet(LocalFleet(twenty, {"ana": None, "bia": None}), none, run, epochs=3)
-    done = step(run, fleet, [Cohort(everyone, FedAvg())])
+    done = step(run, fleet, [Group(everyone, FedAvg())])
     fleet.record(done)
     assert (done.row["sim_seconds"], done.row["sim_joules"], done.row["failed"]) == (0.0, 0.0, 0)
 
@@ -70,7 +70,7 @@ def timed(**settings: float) -> tuple[TimedFleet, Run]:
 
 
 def one_round(fleet: TimedFleet, run: Run, select: object = everyone) -> object:
-    done = step(run, fleet, [Cohort(select, FedAvg())], patience=Patience(min_replies=1, wait=0))  # type: ignore[arg-type]
+    done = step(run, fleet, [Group(select, FedAvg())], patience=Patience(min_replies=1, wait=0))  # type: ignore[arg-type]
     fleet.record(done)
     return done
 

@@ -9,7 +9,7 @@ from torch import nn
 from mutirao.aggregation import FedAvg
 from mutirao.core.arrays import Arrays, digest, flat
 from mutirao.core.fleet import Failure, Reply, Request, Site
-from mutirao.core.group import Cohort
+from mutirao.core.group import Group
 from mutirao.core.rounds import Run, train
 from mutirao.errors import ConfigError, TooFewReplies
 from mutirao.selection import everyone
@@ -149,4 +149,4 @@ def test_a_run_that_tells_what_nobody_knows_says_so() -> None:
     with pytest.raises(TooFewReplies, match=r"told\.rate: not a hyperparameter of this client"):
         trained({"rate": 0.1})
     with pytest.raises(ConfigError, match="config: extras must be the same in every round"):
-        Cohort(everyone, FedAvg(), config=lambda round: {"extras": "entropy"}).request(Run({}), "train")
+        Group(everyone, FedAvg(), config=lambda round: {"extras": "entropy"}).request(Run({}), "train")

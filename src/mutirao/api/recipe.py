@@ -21,7 +21,7 @@ from mutirao.config import OPTIMIZERS, Common, Part, build, nearest, setting
 from mutirao.core.arrays import Array
 from mutirao.core.fleet import ClientId
 from mutirao.errors import ConfigError
-from mutirao.experiments.artifacts import Exhibits, partition_of
+from mutirao.experiments.artifacts import Artifacts, partition_of
 from mutirao.experiments.task import PYTHON, Recipe, Task
 from mutirao.metrics import evaluate_logits, regression_metrics
 from mutirao.partitioning import PartitionSummary, describe, split_test_set
@@ -279,7 +279,7 @@ class Handed:
             evaluate=lambda arrays: trainer.evaluate(arrays, found.test),
             judge=names[0],
             metrics=(*names, "loss"),
-            exhibits=Exhibits() if about is None or config.centralised else partition_of(lambda: about),
+            exhibits=Artifacts() if about is None or config.centralised else partition_of(lambda: about),
             classes=len(self.given.classes) or None,
         )
 

@@ -61,7 +61,7 @@ class Run:
         return rng(self.seed, self.round + 1, purpose, client)
 
 
-class Cohort:
+class Group:
     """One model and the clients that train it, with a selector, filters and an aggregator.
 
     `name`: stands in front of the group's arrays and memory in the run, as `NAME/...`. Empty for an ordinary run.
@@ -73,7 +73,7 @@ class Cohort:
 
     >>> from mutirao.aggregation import FedAvg
     >>> from mutirao.selection import AoIU
-    >>> sorted(Cohort(AoIU(5), FedAvg()).needs)  # what the clients will be asked to report
+    >>> sorted(Group(AoIU(5), FedAvg()).needs)  # what the clients will be asked to report
     ['config:probe_samples=100', 'metrics:entropy']
     """
 
@@ -175,7 +175,7 @@ def with_last_counted(roster: Roster, client: ClientId, request: Request) -> Req
 class Attempt:
     """One attempt of a group to make a model: the clients it selected, what they answered and which replies count."""
 
-    group: Cohort
+    group: Group
     number: int
     selected: list[ClientId]
     answers: Answers
@@ -192,14 +192,14 @@ class Attempt:
         return len(self.replies) >= self.min_usable and len(self.answers.replies) >= self.min_answers
 
 
-def purpose_of(what: str, group: Cohort, attempt: int) -> str:
+def purpose_of(what: str, group: Group, attempt: int) -> str:
     """The purpose of random numbers, such as `select`, `select g1` or `select again 2`."""
     name = f" {group.name}" if group.name else ""
     again = f" again {attempt}" if attempt > 1 else ""
     return what + name + again
 
 
-def select_clients(run: Run, group: Cohort, attempt: int) -> list[ClientId]:
+def select_clients(run: Run, group: Group, attempt: int) -> list[ClientId]:
     """The clients that the group's selector selects."""
     memory = part_of(run.memory, group.name)
     draw = run.rng(purpose_of("select", group, attempt))
@@ -233,7 +233,7 @@ def check_selection(select: Selector, selected: list[ClientId], roster: Roster) 
 
 
 def check_answers(
-    run: Run, group: Cohort, number: int, selected: list[ClientId], answers: Answers, min_replies: int | None
+    run: Run, group: Group, number: int, selected: list[ClientId], answers: Answers, min_replies: int | None
 ) -> Attempt:
     """Check, bound and filter the answers of one group; `min_replies` None requires half of the selected clients."""
     if group.name:

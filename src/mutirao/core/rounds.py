@@ -28,7 +28,7 @@ from mutirao.core.group import (
     select_clients,
     store_vectors,
 )
-from mutirao.core.group import Cohort as Cohort
+from mutirao.core.group import Group as Group
 from mutirao.core.group import Run as Run
 from mutirao.core.parts import AnyAggregator, AnyFilter, AnySelector, Merged
 from mutirao.core.records import Round as Round
@@ -98,7 +98,7 @@ def train(
     [2.0, 3.0, 3.5]
     """
     patience = patience or Patience()
-    group = Cohort(select, aggregate, filters=filters, config=config or tell, size_cap=size_cap, metrics=metrics)
+    group = Group(select, aggregate, filters=filters, config=config or tell, size_cap=size_cap, metrics=metrics)
     check_vectors(group.needs, run.arrays)
     start_run(run, fleet, expect, patience)
     while run.round < rounds:
@@ -110,20 +110,20 @@ def train(
         yield done
 
 
-def step(run: Run, fleet: Fleet, groups: Sequence[Cohort], *, patience: Patience | None = None) -> Round:
+def step(run: Run, fleet: Fleet, groups: Sequence[Group], *, patience: Patience | None = None) -> Round:
     """Make one round: `run` gets the next model, and the record of the round is returned.
 
     If the round fails, the model and the round number stay as they were. Of several groups, one with too few replies
     keeps its model in this round.
 
     >>> import numpy as np
-    >>> from mutirao import Cohort, LocalFleet, Reply
+    >>> from mutirao import Group, LocalFleet, Reply
     >>> from mutirao.aggregation import FedAvg
     >>> from mutirao.selection import everyone
     >>> def mean(request, site):
     ...     return Reply({"mean": np.array([np.mean(site.data)])}, n=len(site.data))
     >>> run = Run({"mean": np.zeros(1)})
-    >>> done = step(run, LocalFleet(mean, {"ana": [1.0, 2.0], "bia": [6.0]}), [Cohort(everyone, FedAvg())])
+    >>> done = step(run, LocalFleet(mean, {"ana": [1.0, 2.0], "bia": [6.0]}), [Group(everyone, FedAvg())])
     >>> run.round, run.arrays["mean"]
     (1, array([3.]))
     """
@@ -148,11 +148,11 @@ def step(run: Run, fleet: Fleet, groups: Sequence[Cohort], *, patience: Patience
 def attempt(
     run: Run,
     fleet: Fleet,
-    groups: Sequence[Cohort],
+    groups: Sequence[Group],
     number: int,
     patience: Patience,
     progress: Progress,
-) -> list[Cohort]:
+) -> list[Group]:
     """Probe, select, ask, check and filter, for all these groups at once; return the groups with too few replies."""
     groups = [group for group in groups if not group.name or group.roster(run.roster).present.any()]
     probe(run, fleet, groups, number, progress)
@@ -276,7 +276,7 @@ def wait_for_clients(roster: Roster, fleet: Fleet, needed: int, patience: Patien
     fleet.declare(roster)
 
 
-def probe(run: Run, fleet: Fleet, groups: Sequence[Cohort], number: int, progress: Progress) -> None:
+def probe(run: Run, fleet: Fleet, groups: Sequence[Group], number: int, progress: Progress) -> None:
     """Ask the clients from which selectors need metrics first, and write their answers into the roster."""
     started = time.perf_counter()
     requests: dict[ClientId, Request] = {}

@@ -23,12 +23,12 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Exhibits:
+class Artifacts:
     """Pictures and files by their names in the run folder, and additional entries of the summary.
 
     >>> from mutirao.partitioning import describe
     >>> picture = Picture("partition", lambda run: describe([0, 0, 1, 1], [[0, 1], [2, 3]]))
-    >>> exhibits = Exhibits(pictures={"partition.png": picture}, findings=lambda run: {"arrays": len(run.arrays)})
+    >>> exhibits = Artifacts(pictures={"partition.png": picture}, findings=lambda run: {"arrays": len(run.arrays)})
     >>> sorted(exhibits.pictures), exhibits.findings(Run({}))
     (['partition.png'], {'arrays': 0})
     """
@@ -39,6 +39,6 @@ class Exhibits:
     constant: frozenset[str] = frozenset()  # metrics that hardly change and get no curve
 
 
-def partition_of(describe: Callable[[], Any]) -> Exhibits:
+def partition_of(describe: Callable[[], Any]) -> Artifacts:
     """The picture that most recipes have: the class counts of each client, by `mutirao.partitioning.describe`."""
-    return Exhibits({"partition.png": Picture("partition", lambda run: describe())})
+    return Artifacts({"partition.png": Picture("partition", lambda run: describe())})

@@ -19,7 +19,7 @@ from mutirao.core.arrays import Arrays, part_of
 from mutirao.core.fleet import ClientId, Fleet
 from mutirao.core.parts import AnyAggregator, AnySelector, as_aggregator, check_needs
 from mutirao.core.records import Row
-from mutirao.core.rounds import Cohort, Evaluate, Patience, Round, Run
+from mutirao.core.rounds import Evaluate, Group, Patience, Round, Run
 from mutirao.errors import ConfigError
 from mutirao.experiments.async_flow import check_synchronous
 from mutirao.experiments.group_references import References, compare_with_references
@@ -109,7 +109,7 @@ def plan_groups(config: Any, task: Any, options: GroupOptions) -> Plan:
             return privacy.inherit(before, noise_of(signature))
         return {}
 
-    check_needs(task.provides, *Cohort(*parts(len(task.population)), filters=filters).parts)
+    check_needs(task.provides, *Group(*parts(len(task.population)), filters=filters).parts)
     return Plan(
         model=options.model or (lambda outputs, which=0: initial_model(first, config.seed, which)),
         classes=options.classes or task.classes or 1,

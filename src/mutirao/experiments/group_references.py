@@ -27,7 +27,7 @@ from mutirao.clustering.plan import Plan
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Fleet, Reply, Request, Scalar
 from mutirao.core.records import Row
-from mutirao.core.rounds import Cohort, Run, step, wait_for_clients
+from mutirao.core.rounds import Group, Run, step, wait_for_clients
 from mutirao.core.validation import sift
 from mutirao.errors import Diverged, TooFewClients, TooFewReplies
 from mutirao.experiments.group_evaluation import fault_of_evaluation, request_of
@@ -163,7 +163,7 @@ def train_fedavg(run: Run, fleet: Fleet, plan: Plan, settings: References, group
     share = settings.per_round if isinstance(settings.per_round, float) else settings.per_round * groups
     other = Run(plan.model(plan.classes), seed=run.seed)
     wait_for_clients(other.roster, fleet, 1, plan.patience)
-    group = Cohort(Uniform(share), FedAvg(), filters=plan.filters, size_cap=plan.size_cap, metrics=plan.allowed_metrics)
+    group = Group(Uniform(share), FedAvg(), filters=plan.filters, size_cap=plan.size_cap, metrics=plan.allowed_metrics)
     for _ in range(settings.rounds):
         step(other, fleet, [group], patience=plan.patience)
     return other.arrays

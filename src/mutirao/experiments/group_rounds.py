@@ -23,7 +23,7 @@ from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request
 from mutirao.core.parts import Screened
 from mutirao.core.records import Round, reasons
 from mutirao.core.roster import Roster
-from mutirao.core.rounds import Cohort, Run, start_run, step, wait_for_clients
+from mutirao.core.rounds import Group, Run, start_run, step, wait_for_clients
 from mutirao.core.validation import fault_of_extras, sift
 from mutirao.errors import ConfigError, TooFewReplies
 from mutirao.experiments.group_evaluation import class_map_of, evaluate_groups, request_of
@@ -89,7 +89,7 @@ def training_group(
     name: str,
     members: list[ClientId],
     updates: dict[str, GroupUpdates],
-) -> Cohort:
+) -> Group:
     """A group as `step` trains it; its clients' updates are entered into `updates`."""
     plan = context.plan
     own = plan.hyperparameters.config_for(name, context.run.round + 1, state.scores, plan.higher_is_better)
@@ -98,7 +98,7 @@ def training_group(
         updates[name] = GroupUpdates(current, replies)
         return replies, {}
 
-    return Cohort(
+    return Group(
         *plan.parts(len(members)),
         filters=(*plan.filters, keep_updates) if grouper.needs_updates else plan.filters,
         config={**plan.round_config, **class_map_of(state, name), **own},

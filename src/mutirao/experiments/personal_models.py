@@ -13,7 +13,7 @@ from mutirao.core.parts import as_handler, names_of
 from mutirao.core.records import Row
 from mutirao.core.rounds import Evaluate, Run
 from mutirao.errors import ConfigError
-from mutirao.experiments.artifacts import Exhibits
+from mutirao.experiments.artifacts import Artifacts
 from mutirao.metrics import direction_of
 from mutirao.personalization import OneModel, Personal
 
@@ -75,7 +75,7 @@ def client_metric_names(task: Any, handler: Any, summed: bool = False) -> tuple[
     return primary, tuple(dict.fromkeys([*reported, *sorted(standard)]))
 
 
-def without_common_model(artifacts: Exhibits) -> Exhibits:
+def without_common_model(artifacts: Artifacts) -> Artifacts:
     """The artifacts without those that show results of the common model."""
     return replace(
         artifacts,

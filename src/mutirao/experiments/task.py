@@ -16,9 +16,9 @@ from mutirao.core.client_evaluation import across_clients
 from mutirao.core.exclusion import PopulationWithout, parse_names
 from mutirao.core.fleet import ClientId, Fleet
 from mutirao.core.parts import AnyHandler, as_handler, check_needs, names_of
-from mutirao.core.rounds import Cohort, Evaluate, Patience, Round, Run, train
+from mutirao.core.rounds import Evaluate, Group, Patience, Round, Run, train
 from mutirao.errors import ConfigError
-from mutirao.experiments.artifacts import Exhibits
+from mutirao.experiments.artifacts import Artifacts
 from mutirao.experiments.async_flow import is_asynchronous, make_asynchronous
 from mutirao.experiments.disclosure import Disclosure, is_private, ordinary_disclosure
 from mutirao.experiments.early_stopping import EarlyStopping
@@ -126,7 +126,7 @@ class Task:
     knows: Any = None  # context for the recipe's own flow
     left_out: Mapping[ClientId, str] = field(default_factory=dict)  # clients excluded from what precedes the rounds
     facts: Mapping[str, Any] = field(default_factory=dict)  # stored with the run; must not change when it resumes
-    exhibits: Exhibits = Exhibits()  # pictures and files of the report
+    exhibits: Artifacts = Artifacts()  # pictures and files of the report
 
     @property
     def higher_is_better(self) -> bool:
@@ -237,7 +237,7 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
     select, aggregate = privacy.at_server(select, aggregate, len(task.population), config)
     filters = build_screen(config)
     interval = client_evaluation_interval(config, task)
-    check_needs(task.provides, *Cohort(select, aggregate, filters=filters).parts)
+    check_needs(task.provides, *Group(select, aggregate, filters=filters).parts)
     fleet = secure.at_server(fleet, task.provides)
     fleet, select = make_asynchronous(
         fleet, config, run, select, aggregate, len(task.population), classes=task.classes, rounds=config.rounds
@@ -302,7 +302,7 @@ class Recipe:
         select = build_select(config, task.classes)
         aggregate = build_aggregate(config, task)
         own = self.asks(config, task) | group_disclosure(config, task)
-        parts = Cohort(select, aggregate, filters=build_screen(config)).parts
+        parts = Group(select, aggregate, filters=build_screen(config)).parts
         personal = config.personal.name != "none"
         evaluated = personal or "evaluate" in own.requests or client_evaluation_interval(config, task) > 0
         return ordinary_disclosure(task, parts, evaluated) | own

@@ -22,7 +22,7 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.bounds import SIZE_CAP
 from mutirao.core.fleet import Answers, ClientId, Fleet, collect
 from mutirao.core.group import (
-    Cohort,
+    Group,
     Run,
     aggregate,
     check_answers,
@@ -108,7 +108,7 @@ class Strategy(FlowerStrategy):
         for name, share in {"fraction_train": fraction_train, "fraction_evaluate": fraction_evaluate}.items():
             if not 0 <= share <= 1:
                 raise ConfigError(f"{name} is {share!r}, but must be from 0 to 1")
-        self.cohort = Cohort(
+        self.group = Group(
             NodeFraction(fraction_train, min_train_nodes)
             if select is None
             else make_part("select", select, count=min_train_nodes),
@@ -116,15 +116,15 @@ class Strategy(FlowerStrategy):
             filters=[make_part("screen", one) for one in filters],
             size_cap=size_cap,
         )
-        if asked := sorted(names_of(self.cohort.needs, "probe")):
+        if asked := sorted(names_of(self.group.needs, "probe")):
             right = "take one that does not, or a FlowerFleet with client_app"
             raise ConfigError(
-                f"{self.cohort.select!r} requests {asked[0]!r} before it selects, which Flower's own apps "
+                f"{self.group.select!r} requests {asked[0]!r} before it selects, which Flower's own apps "
                 f"cannot answer; {right}"
             )
-        if "replies:staleness" in self.cohort.needs:
+        if "replies:staleness" in self.group.needs:
             right = "take a FlowerFleet with server_app and client_app"
-            raise ConfigError(f"{self.cohort.aggregate!r} does not wait for all, as Flower's strategies do; {right}")
+            raise ConfigError(f"{self.group.aggregate!r} does not wait for all, as Flower's strategies do; {right}")
         self.errors = errors
         self.seed = seed
         self.patience = Patience(min_replies, wait=wait)
@@ -143,14 +143,14 @@ class Strategy(FlowerStrategy):
     @property
     def wanted(self) -> set[str]:
         """What each reply must hold besides a model and the number of samples."""
-        needed = names_of(self.cohort.needs, "metrics") | names_of(self.cohort.needs, "extras")
+        needed = names_of(self.group.needs, "metrics") | names_of(self.group.needs, "extras")
         return needed - ({ERRORS} if self.errors else set())
 
     def summary(self) -> None:
         """Log what the strategy is made of."""
-        flower_log(INFO, "\t├──> Aggregate: %r", self.cohort.aggregate)
-        flower_log(INFO, "\t├──> Select: %r", self.cohort.select)
-        flower_log(INFO, "\t├──> Filters: %r", self.cohort.filters)
+        flower_log(INFO, "\t├──> Aggregate: %r", self.group.aggregate)
+        flower_log(INFO, "\t├──> Select: %r", self.group.select)
+        flower_log(INFO, "\t├──> Filters: %r", self.group.filters)
         flower_log(INFO, "\t└──> Asked of each reply: %s", ", ".join([self.count_key, *sorted(self.wanted)]))
 
     def configure_train(
@@ -166,10 +166,10 @@ class Strategy(FlowerStrategy):
         run.arrays = model_in(arrays)
         run.round = server_round - 1
         wait_for_clients(run.roster, Nodes(grid), max(1, self.min_available_nodes, self.min_train_nodes), self.patience)
-        self.chosen = select_clients(run, self.cohort, 1)
+        self.chosen = select_clients(run, self.group, 1)
         run.roster.sent(server_round, self.chosen)
         method = config_for(
-            {"round": server_round, **request_config(self.cohort.needs)}
+            {"round": server_round, **request_config(self.group.needs)}
         )  # as it must be, whatever the app says
         asked: dict[str, Any] = {}
         if wanted := sorted(self.wanted - USUAL):
@@ -184,7 +184,7 @@ class Strategy(FlowerStrategy):
         if not self.chosen:
             return None, None
         run = self.run
-        cohort = self.cohort
+        cohort = self.group
         answers = self.read(self.chosen, replies, self.wanted)
         self.refuse_if_no_client_sends(answers)
         if self.errors is not None:  # only of models that are whole
@@ -251,7 +251,7 @@ class Strategy(FlowerStrategy):
         lacking = [why for why in answers.failures.values() if why.kind == "missing_key"]
         if answers.replies or not lacking or not self.wanted:
             return
-        part = next(p for p in self.cohort.parts if names_of(p.needs, "metrics") | names_of(p.needs, "extras"))
+        part = next(p for p in self.group.parts if names_of(p.needs, "metrics") | names_of(p.needs, "extras"))
         also = ", or give the strategy errors=" if ERRORS in self.wanted else ""
         raise ConfigError(
             f"{part!r} needs {', '.join(sorted(self.wanted))} from the clients, who send none: "

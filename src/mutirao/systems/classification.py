@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mutirao.config import Common, build
 from mutirao.datasets.labelled import Labelled, load_for_evaluation
 from mutirao.errors import ConfigError
-from mutirao.experiments.artifacts import Exhibits, partition_of
+from mutirao.experiments.artifacts import Artifacts, partition_of
 from mutirao.experiments.task import Task
 from mutirao.partitioning import by_key, describe, natural, split_test_set
 from mutirao.partitioning.feature_skew import disturb_rows, disturb_test, noise_levels
@@ -71,7 +71,7 @@ class PartitionedData:
             evaluate=lambda arrays: trainer.evaluate(arrays, self.test),
             metrics=("accuracy", "loss"),
             basis=lambda: {"data": data.digest},
-            exhibits=Exhibits() if config.centralised else partition_of(lambda: describe(named[y], self.parts)),
+            exhibits=Artifacts() if config.centralised else partition_of(lambda: describe(named[y], self.parts)),
             classes=len(data.names),
             noise=self.noise,
         )

@@ -16,7 +16,7 @@ from mutirao.config import build, resolve
 from mutirao.core.arrays import digest, flat, part_of
 from mutirao.core.fleet import Reply, Request
 from mutirao.core.parts import as_aggregator
-from mutirao.core.rounds import Cohort, Patience, Run, step, train, wait_for_clients
+from mutirao.core.rounds import Group, Patience, Run, step, train, wait_for_clients
 from mutirao.deploy.flower import FlowerFleet, client_app
 from mutirao.errors import ConfigError, TooFewReplies
 from mutirao.experiments.task import find
@@ -101,7 +101,7 @@ def test_selection_by_age_and_lot_is_allowed(select: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("settings", "reason"), [({}, "tells which classes"), ({"head": "full", "regroup": 1}, "regroup")]
+    ("settings", "reason"), [({}, "discloses the classes"), ({"head": "full", "regroup": 1}, "regroup")]
 )
 def test_groups_with_reduced_heads_or_regrouping_are_refused(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
@@ -145,7 +145,7 @@ def test_a_group_too_small_for_a_sum_keeps_its_model_while_others_learn() -> Non
     run = Run({f"{g}/{k}": v for g in ("g0", "g1") for k, v in MODEL.items()})
     members = {"g0": names(7)[:2], "g1": names(7)[2:]}
     cohorts = [
-        Cohort(selection.everyone, aggregation.FedAvg(), name=g, members=who) for g, who in sorted(members.items())
+        Group(selection.everyone, aggregation.FedAvg(), name=g, members=who) for g, who in sorted(members.items())
     ]
     wait_for_clients(run.roster, fleet, 7, Patience())
     done = step(run, fleet, cohorts)

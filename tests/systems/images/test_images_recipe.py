@@ -253,9 +253,9 @@ def test_sets_of_arrays_are_dealt_to_virtual_clients(home: Path) -> None:
             {"judge_by": "vali", "validation": 0.0},
             "judge_by=vali: .* validation=0 holds out nothing; use validation=0.2",
         ),
-        ({"judge_by": "vali", "privacy": "local"}, "judge_by=vali: .* with privacy=local they tell nothing"),
-        ({"judge_by": "vali", "privacy": "dpsgd"}, "judge_by=vali: .* with privacy=dpsgd they tell nothing"),
-        ({"judge_by": "vali", "secure": "secagg+"}, "judge_by=vali: .* with secure=secagg.* tell nothing"),
+        ({"judge_by": "vali", "privacy": "local"}, "judge_by=vali: .* with privacy=local nothing but updates"),
+        ({"judge_by": "vali", "privacy": "dpsgd"}, "judge_by=vali: .* with privacy=dpsgd nothing but updates"),
+        ({"judge_by": "vali", "secure": "secagg+"}, "judge_by=vali: .* with secure=secagg.* nothing but updates"),
     ],
 )
 def test_what_does_not_fit_is_one_line_before_the_first_round(folder: Path, more: dict[str, Any], says: str) -> None:

@@ -12,7 +12,7 @@ from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Round, Run
 from mutirao.datasets.labelled import EVALUATION_SPLITS
 from mutirao.errors import ConfigError
-from mutirao.experiments.artifacts import Exhibits, Picture
+from mutirao.experiments.artifacts import Artifacts, Picture
 from mutirao.experiments.disclosure import Disclosure, check_validation_share, is_private
 from mutirao.experiments.grouping import has_one_model
 from mutirao.experiments.task import Recipe, Task, federate
@@ -152,9 +152,9 @@ def task(config: Config) -> Task:
         population = pool_hospitals(hospitals)
     elif config.only:
         population = replace(hospitals, images={config.only: sources.hospitals[config.only]})
-    exhibits = Exhibits()
+    exhibits = Artifacts()
     if has_test:
-        exhibits = Exhibits({"confusion.png": Picture("confusion", matrix)}, {"verdict.json": verdict})
+        exhibits = Artifacts({"confusion.png": Picture("confusion", matrix)}, {"verdict.json": verdict})
     return Task(
         handler=hospital,
         population=population,

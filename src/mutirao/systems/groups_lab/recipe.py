@@ -14,7 +14,7 @@ from mutirao.core.fleet import ClientId, Fleet
 from mutirao.core.rounds import Round, Run
 from mutirao.datasets.labelled import DATA, EVALUATION_HELP, EVALUATION_SPLITS, Labelled, load_for_evaluation
 from mutirao.errors import ConfigError
-from mutirao.experiments.artifacts import Exhibits, Picture
+from mutirao.experiments.artifacts import Artifacts, Picture
 from mutirao.experiments.disclosure import Disclosure
 from mutirao.experiments.group_evaluation import GAIN
 from mutirao.experiments.group_flow import GroupOptions, federate_groups
@@ -156,7 +156,7 @@ def task(config: Config) -> Task:
         basis=lambda: {"data": data.digest},
         opinions=lambda run, samples: member.predictions(run, samples)[0],
         knows=simulated,
-        exhibits=Exhibits(
+        exhibits=Artifacts(
             pictures={
                 "partition.png": Picture("partition", lambda run: describe(y, parts)),
                 "groups.png": Picture("groups", plane_of),

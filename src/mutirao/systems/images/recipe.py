@@ -11,7 +11,7 @@ from mutirao.core.rounds import Round, Run
 from mutirao.datasets.labelled import EVALUATION_SPLITS, is_arrays
 from mutirao.datasets.locations import find_data
 from mutirao.errors import ConfigError
-from mutirao.experiments.artifacts import Exhibits, Picture
+from mutirao.experiments.artifacts import Artifacts, Picture
 from mutirao.experiments.disclosure import Disclosure, check_validation_share, is_private
 from mutirao.experiments.grouping import has_one_model
 from mutirao.experiments.task import Recipe, Task, federate
@@ -118,7 +118,7 @@ def task(config: Config) -> Task:
         evaluate=(lambda arrays: trainer.evaluate(arrays, test())) if has_test else None,
         metrics=METRICS,
         agreed=agreed_classes(classes),
-        exhibits=Exhibits({"confusion.png": Picture("confusion", matrix)} if has_test else {}),
+        exhibits=Artifacts({"confusion.png": Picture("confusion", matrix)} if has_test else {}),
         classes=len(classes),
     )
 

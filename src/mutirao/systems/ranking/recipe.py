@@ -16,7 +16,7 @@ from mutirao.core.moments import Transform
 from mutirao.core.rounds import Round, Run
 from mutirao.datasets.labelled import digest_of_set
 from mutirao.errors import ConfigError
-from mutirao.experiments.artifacts import Exhibits, partition_of
+from mutirao.experiments.artifacts import Artifacts, partition_of
 from mutirao.experiments.disclosure import Disclosure, privacy_guarantee
 from mutirao.experiments.early_stopping import EarlyStopping, check_one_model
 from mutirao.experiments.grouping import has_one_model
@@ -148,7 +148,7 @@ def task(config: Config) -> Task:
     population = source.population
     if config.centralised:
         population = pool_documents(population)
-    exhibits = Exhibits()
+    exhibits = Artifacts()
     if source.partition is not None and not config.centralised:
         exhibits = partition_of(partial(describe, *source.partition))
     monitor = names[0]
@@ -338,7 +338,7 @@ def tree_task(config: Any, train: RankingData, vali: RankingData, test: RankingD
         basis=cache(lambda: {"features": digest_of_set([TREES], train.x, train.grades)}),
         metrics=tuple(metrics),
         directions=DIRECTIONS,
-        exhibits=Exhibits(files={"queries.csv": write}),
+        exhibits=Artifacts(files={"queries.csv": write}),
     )
 
 

@@ -15,7 +15,7 @@ from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Round, Run
 from mutirao.datasets.labelled import EVALUATION_SPLITS
 from mutirao.errors import ConfigError
-from mutirao.experiments.artifacts import Exhibits, Picture
+from mutirao.experiments.artifacts import Artifacts, Picture
 from mutirao.experiments.disclosure import Disclosure, check_validation_share, privacy_guarantee
 from mutirao.experiments.grouping import has_groups
 from mutirao.experiments.party_agreement import agree_on_profile, read_given
@@ -108,7 +108,7 @@ def task(config: Config) -> Task:
         judge=FIGURES[source.task][0],
         metrics=FIGURES[source.task],
         knows=TableContext(client, population if source.has_all_rows else None),
-        exhibits=Exhibits(pictures, {"schema.json": write}),
+        exhibits=Artifacts(pictures, {"schema.json": write}),
     )
 
 
