@@ -22,7 +22,7 @@ from mutirao.io import write_whole
 from mutirao.runs.reader import text_in
 
 ROUNDS = 4
-LIAR = Path(__file__).with_name("liar.py")
+LIAR = Path(__file__).with_name("byzantine_site.py")
 HELD_BACK = "OSError"  # what the server is told: the site could not write down what it does
 VICTIM = "c2"
 ADDRESS = "10.213.77"  # of the little network between two namespaces
@@ -109,12 +109,14 @@ def namespace() -> Iterator[str]:
             subprocess.run(words, capture_output=True)
 
 
-def disturb_network(folder: Path, worse: Callable[[str], None], better: Callable[[str], None], seconds: float) -> None:
-    """A run in which the victim's link to the server gets worse after a round, and better after a time."""
+def disturb_network(
+    folder: Path, worse: Callable[[str], None], better: Callable[[str], None], meanwhile: Callable[[Path], bool]
+) -> None:
+    """A run in which the victim's link to the server gets worse after a round, and better after `meanwhile`."""
     with namespace() as name, Federation(folder, ("127.0.0.1", f"{ADDRESS}.1"), "0.0.0.0") as federation:
         federation.spaces[VICTIM] = name
         federation.start()
-        script = Script(federation, after_round(1), do(lambda: worse(name)), Pause(seconds), do(lambda: better(name)))
+        script = Script(federation, after_round(1), do(lambda: worse(name)), meanwhile, do(lambda: better(name)))
         finish(federation, script)
 
 
@@ -125,7 +127,7 @@ def test_the_network_between_a_site_and_the_server_is_down_for_a_minute(tmp_path
     def turn(state: str) -> Callable[[str], None]:
         return lambda name: command("ip", "link", "set", f"{name}a", state)
 
-    disturb_network(tmp_path, turn("down"), turn("up"), 60.0)
+    disturb_network(tmp_path, turn("down"), turn("up"), Pause(60.0))
 
 
 @pytest.mark.slow
@@ -141,7 +143,7 @@ def test_a_link_between_a_site_and_the_server_is_as_slow_as_a_modem(tmp_path: Pa
         command("tc", "qdisc", "del", "dev", f"{name}a", "root")
         command("tc", "-n", name, "qdisc", "del", "dev", f"{name}b", "root")
 
-    disturb_network(tmp_path, worse, better, 20.0)
+    disturb_network(tmp_path, worse, better, after_round(3))
 
 
 # ---- disks
