@@ -398,7 +398,8 @@ def test_size_and_scale_of_the_tiles_travel_with_the_model_and_are_not_overruled
     assert loud.exit_code == 0
     assert "WARNING: the model was trained on tiles of 64 pixels" in loud.output
     assert (
-        "the model learnt from 64 at 1: its scores mean little here" in (tmp_path / "page" / "index.html").read_text()
+        "the model was trained on 64 at 1: its scores mean little here"
+        in (tmp_path / "page" / "index.html").read_text()
     )
 
 
