@@ -11,6 +11,7 @@ An ordinary run has one group with all clients; a clustered run has several, who
 
 import logging
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -36,6 +37,7 @@ from mutirao.core.records import Row, group_by_reason, reasons
 from mutirao.core.roster import Roster
 from mutirao.core.update_figures import check_vectors
 from mutirao.core.validation import fault_of_extras, sift
+from mutirao.deprecation import REMOVED_IN
 from mutirao.errors import Diverged, TooFewClients, TooFewReplies
 
 log = logging.getLogger("mutirao")
@@ -98,7 +100,12 @@ def train(
     [2.0, 3.0, 3.5]
     """
     patience = patience or Patience()
-    group = Group(select, aggregate, filters=filters, config=config or tell, size_cap=size_cap, metrics=metrics)
+    if tell is not None:
+        warnings.warn(
+            f"train(tell=) is called config= now; it goes with {REMOVED_IN}", DeprecationWarning, stacklevel=2
+        )
+        config = tell
+    group = Group(select, aggregate, filters=filters, config=config, size_cap=size_cap, metrics=metrics)
     check_vectors(group.needs, run.arrays)
     start_run(run, fleet, expect, patience)
     while run.round < rounds:
