@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -93,7 +94,8 @@ def namespace() -> Iterator[str]:
     """A network namespace with one link to this one; the name of our end is `<name>a`, of theirs `<name>b`."""
     if sys.platform != "linux" or os.geteuid() != 0:
         pytest.skip("network namespaces need Linux and root")
-    name = f"mtr{os.getpid() % 100000}"
+    remove_stale_namespaces()
+    name = f"mtr{os.getpid()}"
     command("ip", "netns", "add", name)
     try:
         command("ip", "link", "add", f"{name}a", "type", "veth", "peer", "name", f"{name}b")
@@ -105,8 +107,23 @@ def namespace() -> Iterator[str]:
         command("ip", "-n", name, "link", "set", "lo", "up")
         yield name
     finally:
-        for words in (["ip", "link", "del", f"{name}a"], ["ip", "netns", "del", name]):
-            subprocess.run(words, capture_output=True)
+        remove_namespace(name)
+
+
+def remove_namespace(name: str) -> None:
+    """Remove a namespace and our end of its link."""
+    for words in (["ip", "link", "del", f"{name}a"], ["ip", "netns", "del", name]):
+        subprocess.run(words, capture_output=True)
+
+
+def remove_stale_namespaces() -> None:
+    """Remove what tests that were killed left behind: their address is ours, and no site would be let in."""
+    if shutil.which("ip") is None:
+        return
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+    for name in re.findall(r"^(mtr\d+)\b", listed, re.MULTILINE):
+        if not Path("/proc", name.removeprefix("mtr")).exists():
+            remove_namespace(name)
 
 
 def disturb_network(
