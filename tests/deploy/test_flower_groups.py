@@ -18,7 +18,7 @@ import numpy as np
 from mutirao.aggregation import FedAvg
 from mutirao.config import Common, setting
 from mutirao.core.fleet import Reply
-from mutirao.experiments.group_rounds import Plan, federate_groups
+from mutirao.experiments.group_rounds import Plan, train_groups
 from mutirao.clustering.group_tables import summarise_groups
 from mutirao.experiments.artifacts import Artifacts
 from mutirao.experiments.task import Recipe, Task
@@ -41,7 +41,7 @@ def task(config):
 def flow(fleet, config, task, run):
     parts = everyone, FedAvg()
     plan = Plan(lambda outputs: {"w": np.zeros(2)}, 1, lambda clients: parts, patience=Patience(wait=120))
-    for done in federate_groups(run, fleet, plan, config.rounds, config.rounds, expect=4):
+    for done in train_groups(run, fleet, plan, config.rounds, config.rounds, expect=4):
         yield done
         end = time.monotonic() + 90
         while run.round == 1 and "c4" not in fleet.clients() and time.monotonic() < end:

@@ -183,7 +183,7 @@ def test_timm_itself_makes_the_bodies_that_it_names(real_timm: Any, tmp_path: Pa
     exec(compile(page.split("```python\n")[1].split("```")[0], "backbones.md", "exec"), shown)  # the page's own code
     vit = real_timm.create_model("test_vit", num_classes=0)
     side = real_timm.data.resolve_model_data_config(vit)["input_size"][-1]
-    shown["save_body"](vit, tmp_path / "vit.pt", mean=MEAN, std=STD, size=side)
+    shown["save_backbone"](vit, tmp_path / "vit.pt", mean=MEAN, std=STD, size=side)
     with torch.inference_mode():
         three = pictures(3, side)  # it was traced with one picture
         assert torch.allclose(

@@ -137,11 +137,11 @@ import numpy as np
 from torch import nn
 from mutirao import Request, Trainer
 from mutirao.core.fleet import Site
-from mutirao.training.engine.process_pool import workers_of
+from mutirao.training.engine.process_pool import idle_workers
 trainer = Trainer(lambda: nn.Linear(6, 3), engine="processes", workers=2)
 sites = {c: Site(c, (np.ones((8, 6), np.float32), np.zeros(8, np.int64))) for c in "ab"}
 trainer.many({c: Request("train", trainer.initial(0), {"seed": 0, "round": 1}) for c in sites}, sites)
-idle = workers_of(trainer)
+idle = idle_workers(trainer)
 print(idle.get().pid, idle.get().pid, flush=True)
 time.sleep(60 if sys.argv[1] == "killed" else 0)
 """
