@@ -36,7 +36,7 @@ from mutirao.deploy.processes import (
 )
 from mutirao.deploy.provisioning import create_server, store_key
 from mutirao.deploy.rehearsal import client_names, create_sites
-from mutirao.deploy.server.admission import admit
+from mutirao.deploy.server.control_calls import admit
 from mutirao.deploy.server.submission import follow, submit
 from mutirao.deploy.server.supervisor import command_line
 from mutirao.errors import MutiraoError

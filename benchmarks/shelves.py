@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mutirao.config import dump, resolve
-from mutirao.core.digests import fingerprint
+from mutirao.core.arrays import fingerprint
 from mutirao.randomness import rng
 from mutirao.runs.audit_trail import START
 from mutirao.systems.quickstart import Config

@@ -14,7 +14,7 @@ import torch
 from benchmarks import jobs, work
 from mutirao import Request, Trainer
 from mutirao.core.fleet import Site
-from mutirao.training.engine.thread_pool import keep_freed_memory
+from mutirao.training.engine.threaded import keep_freed_memory
 
 
 def main() -> None:

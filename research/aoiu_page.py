@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mutirao.report.participation_plots import draw_best, draw_shares
+from mutirao.report.run_plots import draw_best, draw_shares
 from mutirao.runs.participation import participation_in
 from mutirao.runs.reader import Record
 from mutirao.stats import interval

@@ -13,7 +13,7 @@ from mutirao.config import resolve
 from mutirao.experiments.task import find
 from mutirao.io import write_whole
 from mutirao.report import execute
-from mutirao.report.plot_style import BRIGHT, INK, add_legend, blank, save, tidy
+from mutirao.report.plots import BRIGHT, INK, add_legend, blank, save, tidy
 from mutirao.runs.reader import Record
 from mutirao.studies.comparison import markdown_table as markdown
 from mutirao.studies.targets import best_so_far, cost_to, runs_by_method, values

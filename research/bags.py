@@ -32,11 +32,10 @@ from mutirao.randomness import rng
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.stats import interval, paired
 from mutirao.systems.cytology.recipe import Config
-from mutirao.systems.images.bag_heads import make_head
 from mutirao.systems.images.bags import pad_bags
 from mutirao.systems.images.client import Hospital
 from mutirao.systems.images.features import Extractor
-from mutirao.systems.images.heads import probabilities
+from mutirao.systems.images.heads import make_head, probabilities
 from mutirao.training.samples import ClientData, Samples
 from research.stains import draw_tiles, features
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mutirao.aggregation.effective_steps import effective_steps
+from mutirao.aggregation.base import effective_steps
 from mutirao.datasets.labelled import load_labelled
 from mutirao.partitioning import dirichlet
 from mutirao.randomness import rng

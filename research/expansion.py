@@ -19,8 +19,7 @@ from mutirao.errors import ConfigError
 from mutirao.io import write_rows, write_whole
 from mutirao.metrics import gini
 from mutirao.randomness import rng
-from mutirao.report.plot_style import BRIGHT, add_legend, blank, save, tidy
-from mutirao.report.plots import STYLES
+from mutirao.report.plots import BRIGHT, STYLES, add_legend, blank, save, tidy
 from mutirao.systems.recsys.catalogues import Catalogue
 from mutirao.systems.recsys.ratings import Ratings
 from mutirao.systems.recsys.readers import read_ratings

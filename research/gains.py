@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.report.plot_style import INK, PALE, blank, save
+from mutirao.report.plots import INK, PALE, blank, save
 from mutirao.runs.reader import Record
 from mutirao.stats import Comparison, holm, paired
 from mutirao.studies.targets import values

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.report.plot_style import BRIGHT, INK, add_legend, blank, save, tidy
+from mutirao.report.plots import BRIGHT, INK, add_legend, blank, save, tidy
 from mutirao.runs.reader import Record
 from mutirao.stats import Interval, interval
 from mutirao.studies.comparison import markdown_table as markdown

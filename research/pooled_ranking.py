@@ -20,9 +20,8 @@ import numpy.typing as npt
 from scipy import sparse
 
 from mutirao.systems.recsys.evaluation import hold_out
-from mutirao.systems.recsys.ratings import Ratings
+from mutirao.systems.recsys.ratings import Ratings, leave_one_out
 from mutirao.systems.recsys.readers import read_ratings
-from mutirao.systems.recsys.user_split import leave_one_out
 
 Score = Callable[[slice], npt.NDArray[np.floating]]
 

@@ -7,7 +7,7 @@ named by their epsilon; others have no noise.
 import sys
 from pathlib import Path
 
-from mutirao.report.plot_style import BRIGHT, INK, blank, save, tidy
+from mutirao.report.plots import BRIGHT, INK, blank, save, tidy
 from mutirao.stats import Interval, interval
 from mutirao.studies.comparison import markdown_table as markdown
 from mutirao.studies.targets import runs_by_method

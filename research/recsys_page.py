@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from mutirao.report.plots import draw_bands
-from mutirao.runs.column_names import typed_row
-from mutirao.runs.csv_tables import CsvTable
+from mutirao.runs.csv_tables import CsvTable, typed_row
 from mutirao.stats import interval
 from mutirao.studies.comparison import markdown_table as markdown
 from research.pages import fill_page

@@ -19,8 +19,8 @@ from mutirao.core.rounds import Run
 from mutirao.core.sparse_rows import ROWS
 from mutirao.experiments.task import find
 from mutirao.privacy import build_privacy
-from mutirao.privacy.clipping import clip_update
-from mutirao.report.plot_style import BRIGHT, INK, add_legend, blank, save, tidy
+from mutirao.privacy.central_noise import clip_update
+from mutirao.report.plots import BRIGHT, INK, add_legend, blank, save, tidy
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.studies.comparison import markdown_table as markdown
 from mutirao.systems.recsys.fedrecon import ITEM_ROWS, ITEMS

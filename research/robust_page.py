@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mutirao.report.plot_style import INK, blank, save
+from mutirao.report.plots import INK, blank, save
 from mutirao.stats import interval
 from research.pages import fill_page
 from research.robust import ALONE, ATTACKS, DEFENCES, PARTITIONS, RECIPES, Cell, Outcome, load

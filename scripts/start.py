@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mutirao.report.plot_style import BRIGHT, MUTED, add_legend, blank, save, tidy
+from mutirao.report.plots import BRIGHT, MUTED, add_legend, blank, save, tidy
 
 OUT = Path(__file__).parent.parent / "docs" / "images" / "start.png"
 RUNS = {"quickstart": (), "pooled": ("--set", "centralised=true")}

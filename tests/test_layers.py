@@ -40,7 +40,7 @@ KNOWS_A_SYSTEM = {
     "mutirao.api.result",
     "mutirao.dashboard.labelling_page",
     "mutirao.deploy.leak_drill",
-    "mutirao.deploy.processing_texts",
+    "mutirao.deploy.processing_record",
 }
 FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms.split()}
 HEAVY = {"torch", "flwr", "sklearn", "scipy", "matplotlib", "pyarrow", "mlflow", "opacus", "numba"}

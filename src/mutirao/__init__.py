@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mutirao.simulation.local_fleet import LocalFleet
     from mutirao.systems.ranking.ranker import Ranker
     from mutirao.systems.recsys.recommender import Recommender
-    from mutirao.training.class_labels import number_classes, renumber
+    from mutirao.training.adapters import number_classes, renumber
     from mutirao.training.samples import ClientData, Samples, virtual_clients
     from mutirao.training.trainer import Trainer
 
@@ -50,7 +50,7 @@ _HOME = {
     "report": ["execute"],
     "report.notebook": ["show"],
     "runs.run_folder": ["load_run", "save_run"],
-    "training.class_labels": ["number_classes", "renumber"],
+    "training.adapters": ["number_classes", "renumber"],
     "training.samples": ["ClientData", "Samples", "virtual_clients"],
     "training.trainer": ["Trainer"],
 }

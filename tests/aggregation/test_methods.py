@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from loopgrid import LoopGrid, identity
 from mutirao.aggregation import FedAvg
-from mutirao.aggregation.effective_steps import effective_steps
+from mutirao.aggregation.base import effective_steps
 from mutirao.aggregation.feddyn import FedDyn
 from mutirao.aggregation.fedexp import FedExP
 from mutirao.aggregation.fednova import FedNova

@@ -5,14 +5,15 @@ import doctest
 import numpy as np
 import pytest
 
-import mutirao.api.settings
-from mutirao.api.settings import route
+from mutirao.api.run import route
 from mutirao.config import Common, Part, resolve
 from mutirao.errors import ConfigError
 
 
-def test_the_examples_hold() -> None:
-    assert doctest.testmod(mutirao.api.settings).failed == 0
+def test_the_example_holds() -> None:
+    example = doctest.DocTestFinder().find(route, "route", globs={"route": route, "Common": Common})[0]
+    assert example.examples
+    assert doctest.DocTestRunner().run(example).failed == 0
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     monkeypatch.setattr(reproduction, "read_system", read)
     monkeypatch.setattr(study, "run_study", partial(study.run_study, start="here"))
-    monkeypatch.setattr(
-        "mutirao.report.study_plots.draw_study", lambda *_: []
-    )  # pictures are tested where they are made
+    monkeypatch.setattr("mutirao.report.plot_kinds.draw_study", lambda *_: [])
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("MUTIRAO_DATA", raising=False)
     monkeypatch.chdir(tmp_path)

@@ -11,8 +11,7 @@ import pytest
 from group_runs import go, state_of
 from mutirao.clustering.base import Grouper, GroupUpdates, groups_without_signatures
 from mutirao.clustering.context import GroupContext
-from mutirao.clustering.group_state import Grouping, move, open_group
-from mutirao.clustering.membership import Groups
+from mutirao.clustering.group_state import Grouping, Groups, move, open_group
 from mutirao.config import resolve
 from mutirao.core.arrays import flat, part_of
 from mutirao.core.fleet import ClientId, Reply

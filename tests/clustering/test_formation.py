@@ -9,7 +9,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from mutirao.clustering import admit, form, quality
 from mutirao.clustering.clusterers import NAMES, Dbscan, Hdbscan, Kmeans, One, Optics
-from mutirao.clustering.late_joiners import find_shared_keys, place_clients
+from mutirao.clustering.formation import find_shared_keys, place_clients
 
 
 def people(seed: int = 0, each: int = 8, groups: int = 3, d: int = 6, spread: float = 0.05) -> tuple[dict, dict]:

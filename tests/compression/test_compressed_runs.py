@@ -14,8 +14,7 @@ from loopgrid import LoopGrid, identity, softmax_task
 from mutirao.compression import NAMES, Int8, NoCompression, TopK, compress_of, from_table, to_table
 from mutirao.config import resolve
 from mutirao.deploy.flower import FlowerFleet, client_app
-from mutirao.deploy.policy.content_hash import content_hash
-from mutirao.deploy.policy.pins import pin_lines
+from mutirao.deploy.policy.pins import content_hash, pin_lines
 from mutirao.deploy.rehearsal import local_fleet
 from mutirao.errors import ConfigError
 from mutirao.experiments.task import Recipe, find

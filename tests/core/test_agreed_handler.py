@@ -3,8 +3,14 @@ import json
 import numpy as np
 import pytest
 
-from mutirao.core.agreed_handler import AgreedHandler, own_digests
-from mutirao.core.agreement import agreement_config, bytes_from_extra, bytes_to_extra, digest_of
+from mutirao.core.agreement import (
+    AgreedHandler,
+    agreement_config,
+    bytes_from_extra,
+    bytes_to_extra,
+    digest_of,
+    own_digests,
+)
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.errors import Refused
 from mutirao.training.samples import ClientData, agreed_classes

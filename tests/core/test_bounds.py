@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 
 from mutirao.aggregation import FedAdam, FedAvg, FedAvgM, MultiKrum
 from mutirao.core.arrays import Arrays, digest, flat, square
-from mutirao.core.bounds import cap_sizes, faults_of_length, unexpected_metrics, update_length
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.core.records import Round
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import Group, Patience, Run, step, train
 from mutirao.core.sparse_rows import ROWS, to_dense
-from mutirao.core.validation import faults
+from mutirao.core.validation import cap_sizes, faults, faults_of_length, unexpected_metrics, update_length
 from mutirao.runs.csv_tables import MOST_COLUMNS, CsvTable
 from mutirao.selection import everyone
 from mutirao.simulation.local_fleet import LocalFleet

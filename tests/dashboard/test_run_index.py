@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mutirao.dashboard.client_rows import clients_of, page_of
 from mutirao.dashboard.curves import History
 from mutirao.dashboard.run_control import Control, Refused, resume_words
 from mutirao.dashboard.run_index import Item, Shelf
+from mutirao.dashboard.run_summary import clients_of, page_of
 from mutirao.dashboard.watcher import MOST_WAITING, TURN, Listener, Watcher
 from mutirao.runs.execute import execute
 from mutirao.runs.reader import Columns

@@ -16,8 +16,7 @@ from mutirao.config import dump, resolve
 from mutirao.dashboard.app import study_of
 from mutirao.dashboard.curves import LEVELS, MOST_LINES, POINTS, History, read_column, spark, thin
 from mutirao.dashboard.run_index import Item
-from mutirao.dashboard.run_summary import QUIET, facts_of_run, silence
-from mutirao.dashboard.settings import read_settings, settings_of
+from mutirao.dashboard.run_summary import QUIET, facts_of_run, read_settings, settings_of, silence
 from mutirao.dashboard.watcher import Watcher
 from mutirao.runs.execute import execute
 from mutirao.systems.quickstart import Config

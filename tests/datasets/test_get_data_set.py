@@ -12,8 +12,7 @@ from click.testing import CliRunner
 from mutirao.cli.main import main
 from mutirao.datasets import download, published
 from mutirao.datasets.download import get_data_set
-from mutirao.datasets.locations import find_copy, find_data
-from mutirao.datasets.published import PUBLISHED, DataSet, File
+from mutirao.datasets.published import PUBLISHED, DataSet, File, find_copy, find_data
 from mutirao.errors import ConfigError
 from mutirao.systems.recsys.readers import read_ratings
 from shops import Shop, open_shop, zipped

@@ -19,7 +19,7 @@ from mutirao.datasets.tile_folders import (
     write_tile_scale,
 )
 from mutirao.errors import ConfigError
-from mutirao.systems.images.image_partitions import even, write_client_folders
+from mutirao.systems.images.image_sources import even, write_client_folders
 
 
 def tile(label: str, number: int, slide: str) -> tuple[Origin, partial[None]]:

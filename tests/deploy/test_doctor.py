@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from mutirao.cli import main
-from mutirao.core.versions import versions
+from mutirao.core.agreement import versions
 from mutirao.deploy import doctor
 from mutirao.deploy.doctor import GIGABYTE, Finding, examine, is_healthy
 from mutirao.deploy.keys import create_authority, create_server_certificate

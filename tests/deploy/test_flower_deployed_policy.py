@@ -17,7 +17,7 @@ from test_flower_deployment import EXAMPLE, Deployment, assert_same_run, free_po
 
 from mutirao.config import resolve
 from mutirao.core.arrays import digest
-from mutirao.deploy.policy.content_hash import sources
+from mutirao.deploy.policy.pins import sources
 from mutirao.deploy.policy.policy_templates import policy_for
 from mutirao.deploy.policy.rules import policy_template
 from mutirao.deploy.rehearsal import local_fleet, permit_training

@@ -19,7 +19,7 @@ from mutirao.config import resolve
 from mutirao.core.fleet import Failure, Reply, Request, Site
 from mutirao.core.rounds import Run, train
 from mutirao.deploy.flower import FlowerFleet, client_app
-from mutirao.deploy.policy.content_hash import content_hash
+from mutirao.deploy.policy.pins import content_hash
 from mutirao.deploy.policy.rules import policy_template
 from mutirao.experiments.task import Task, find
 from mutirao.privacy import clip_update
@@ -316,7 +316,7 @@ def cut(path: Path, lines: int) -> None:
 
 def rewritten(path: Path) -> None:
     """Change an event and mend the whole chain behind it, as someone would who can write the file."""
-    from mutirao.core.digests import fingerprint
+    from mutirao.core.arrays import fingerprint
     from mutirao.runs.audit_trail import START
 
     head, out = START, []
@@ -350,7 +350,7 @@ def test_truncation_and_rewriting_show_on_the_other_side(
 
 
 def test_a_reply_the_site_never_sent_shows(federation: tuple[Path, list[Path]]) -> None:
-    from mutirao.runs.linked_trails import cross_check
+    from mutirao.runs.audit_trail import cross_check
 
     run, sites = federation
     server = [json.loads(line) for line in (run / "audit.jsonl").read_text().splitlines()]
@@ -394,8 +394,8 @@ def test_the_heads_of_a_round_name_every_reply_in_it(tmp_path: Path) -> None:
 
 
 def test_a_reply_that_counted_without_its_head_is_named(federation: tuple[Path, list[Path]]) -> None:
+    from mutirao.runs.audit_trail import clients_with_trails, count_heads
     from mutirao.runs.csv_tables import CsvTable
-    from mutirao.runs.linked_trails import clients_with_trails, count_heads
     from mutirao.runs.verify import last_of_each_round
 
     run, sites = federation

@@ -18,7 +18,7 @@ from mutirao.config import resolve
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Answers, ClientId, Failure, Reply, Request, Wrapper
 from mutirao.deploy.flower.ray_simulation import Simulation
-from mutirao.deploy.policy.content_hash import content_hash, sources
+from mutirao.deploy.policy.pins import content_hash, sources
 from mutirao.deploy.site.clientapp import write_clientapp
 from mutirao.experiments.task import find
 from mutirao.privacy.secure_aggregation.settings import MASKED, SHARES, UNMASK

@@ -17,7 +17,7 @@ from mutirao.aggregation import FedAvg
 from mutirao.config import resolve
 from mutirao.core.fleet import Request, Site
 from mutirao.deploy.flower import Strategy, client_app, initial_arrays
-from mutirao.deploy.policy.content_hash import content_hash
+from mutirao.deploy.policy.pins import content_hash
 from mutirao.experiments.task import Task, find
 from mutirao.flower.messages import pack, unpack
 from mutirao.selection import Uniform

@@ -14,7 +14,7 @@ import pytest
 from mutirao.deploy import keys
 from mutirao.deploy.layout import Server, load_place
 from mutirao.deploy.provisioning import create_server, create_site, renew, store_key
-from mutirao.deploy.server.admission import dismiss
+from mutirao.deploy.server.control_calls import dismiss
 from mutirao.errors import ConfigError
 
 OPENSSL = shutil.which("openssl")

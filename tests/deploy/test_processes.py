@@ -32,8 +32,7 @@ from mutirao.deploy.processes import (
 )
 from mutirao.deploy.provisioning import create_server, create_site, renew, store_key
 from mutirao.deploy.server.access_control import AccessControl
-from mutirao.deploy.server.admission import admit, is_admitted, is_entitled, node_id_of
-from mutirao.deploy.server.control_calls import server_info
+from mutirao.deploy.server.control_calls import admit, is_admitted, is_entitled, node_id_of, server_info
 from mutirao.deploy.server.flwr_command import send_secret
 from mutirao.errors import ConfigError, MutiraoError
 

@@ -9,8 +9,7 @@ from click.testing import CliRunner
 
 from mutirao.cli import main
 from mutirao.config import resolve
-from mutirao.deploy.processing_record import record_facts, write_record
-from mutirao.deploy.processing_texts import WORDS
+from mutirao.deploy.processing_record import WORDS, record_facts, write_record
 from mutirao.errors import ConfigError
 from mutirao.experiments.task import find
 from mutirao.report import execute

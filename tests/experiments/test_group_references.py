@@ -15,7 +15,7 @@ from mutirao.core.fleet import Request, Site
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError, Refused
 from mutirao.experiments.group_client import TAKEN, split_held_out
-from mutirao.experiments.group_references import choose_served, stored_comparison, warnings_of
+from mutirao.experiments.group_evaluation import choose_served, stored_comparison, warnings_of
 from mutirao.experiments.task import Task, find
 from mutirao.report import execute
 from mutirao.training.samples import ClientData, Samples

@@ -11,8 +11,7 @@ from flwr.app import ArrayRecord
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from mutirao.flower import messages
-from mutirao.flower.messages import pack, pack_together, unpack
-from mutirao.flower.serialization import STYPE, MalformedError, deserialize, serialize
+from mutirao.flower.messages import STYPE, MalformedError, deserialize, pack, pack_together, serialize, unpack
 
 
 def test_a_model_of_many_arrays_is_as_few_objects_as_one_of_one() -> None:

@@ -15,7 +15,7 @@ from tests.golden.cases import CASES
 from tests.golden.comparing import FILES, as_text, compare, differences, machine
 
 from mutirao.cli import main
-from mutirao.deploy.site.state_files import States
+from mutirao.deploy.flower.client import States
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = Path(__file__).parent / "folders"

@@ -12,8 +12,7 @@ from mutirao.core.arrays import Arrays, flat
 from mutirao.core.fleet import Reply
 from mutirao.core.sparse_rows import ROWS, to_dense
 from mutirao.privacy.accounting import add_releases, epsilon
-from mutirao.privacy.central_noise import CLIP, RELEASES, NoisyMean
-from mutirao.privacy.clipping import AdaptiveClip, clip_update
+from mutirao.privacy.central_noise import CLIP, RELEASES, AdaptiveClip, NoisyMean, clip_update
 
 START: Arrays = {"w": np.zeros(30)}
 

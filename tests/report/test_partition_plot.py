@@ -7,8 +7,7 @@ import pytest
 from matplotlib.image import imread
 
 from mutirao.partitioning import describe, dirichlet
-from mutirao.report.plot_style import BRIGHT
-from mutirao.report.plots import MOST, draw_bubbles
+from mutirao.report.plots import BRIGHT, MOST, draw_bubbles
 
 
 def coloured(path: Path) -> np.ndarray:  # type: ignore[type-arg]

@@ -10,8 +10,7 @@ from matplotlib.image import imread
 
 from mutirao.errors import ConfigError
 from mutirao.partitioning import by_key, describe, dirichlet, iid
-from mutirao.report.plot_style import BRIGHT, MUTED
-from mutirao.report.plots import MOST_BARS, draw_bands, draw_curves, draw_partition, draw_weights
+from mutirao.report.plots import BRIGHT, MOST_BARS, MUTED, draw_bands, draw_curves, draw_partition, draw_weights
 
 ROWS = [{"round": r, "accuracy": 1 - 1 / r, "loss": 1 / r, "train_loss": 2 / r} for r in range(1, 31)]
 

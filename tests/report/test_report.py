@@ -21,8 +21,8 @@ from mutirao.config import resolve
 from mutirao.core.fleet import Answers, Failure
 from mutirao.errors import ConfigError, TooFewReplies
 from mutirao.experiments import task as recipes
+from mutirao.report import charts, execute, render, write_report
 from mutirao.report import charts as charts_of
-from mutirao.report import client_charts, execute, render, write_report
 from mutirao.report.charts import distinct_metrics
 from mutirao.report.html_page import Page, is_steady
 from mutirao.report.run_report import add_ends
@@ -230,7 +230,7 @@ def test_heat_maps_of_many_clients_are_counted_together(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = [f"{r},c{c}" for r in range(1, 451) for c in rng.choice(3000, 20, replace=False)]
     (tmp_path / "clients.csv").write_text("round,client\n" + "\n".join(rows) + "\n")
-    heat = next(iter(client_charts.chart_participation(Record(tmp_path))))
+    heat = next(iter(charts.chart_participation(Record(tmp_path))))
     assert len(heat["rows"]) <= 100
     assert len(heat["cols"]) <= 200
     assert sum(map(sum, heat["values"])) == len(rows)

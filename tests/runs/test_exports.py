@@ -8,7 +8,7 @@ import pytest
 
 from mutirao.errors import ConfigError
 from mutirao.runs.csv_tables import CsvTable
-from mutirao.runs.exports import export_tables
+from mutirao.runs.reader import export_tables
 
 
 def make(folder: Path, rows: list[dict[str, object]], name: str = "history.csv") -> None:

@@ -20,8 +20,7 @@ import pytest
 import mutirao.runs.run_folder
 from iris import IrisConfig, iris, iris_task
 from mutirao.config import Part, resolve
-from mutirao.core.arrays import digest
-from mutirao.core.digests import fingerprint
+from mutirao.core.arrays import digest, fingerprint
 from mutirao.core.fleet import Answers, Failure, Request, collect
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError, Damaged, TooFewReplies

@@ -7,8 +7,7 @@ import pytest
 
 from mutirao.errors import ConfigError
 from mutirao.experiments.task import NAMES, find
-from mutirao.studies.shared_data import has_validation, ratio_of, shared_of
-from mutirao.studies.study import read_study
+from mutirao.studies.study import has_validation, ratio_of, read_study, shared_of
 from mutirao.systems.quickstart import Config as Quickstart
 from mutirao.systems.ranking.ranking_sources import load_splits
 from mutirao.systems.ranking.recipe import Config as Ranking

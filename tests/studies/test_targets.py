@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from mutirao.errors import ConfigError
 from mutirao.metrics import gini, jain
-from mutirao.report.participation_plots import draw_best, draw_participation, draw_shares
 from mutirao.report.plot_kinds import KINDS, draw
+from mutirao.report.run_plots import draw_best, draw_participation, draw_shares
 from mutirao.runs.csv_tables import CsvTable
 from mutirao.runs.participation import all_clients, lorenz, participation, participation_in
 from mutirao.runs.reader import Record

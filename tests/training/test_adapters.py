@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Subse
 
 from mutirao.core.arrays import Arrays, digest
 from mutirao.core.fleet import Failure, Reply, Request, Site
-from mutirao.training.class_labels import number_classes, renumber
+from mutirao.training.adapters import number_classes, renumber
 from mutirao.training.inputs import call_model
 from mutirao.training.lazy_samples import LazyInputs
 from mutirao.training.samples import ClientData, Samples, poison

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from mutirao.aggregation.effective_steps import effective_steps
+from mutirao.aggregation.base import effective_steps
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Failure, Reply, Request, Site
 from mutirao.errors import Refused

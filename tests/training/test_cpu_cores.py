@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from mutirao.training.cpu_cores import core_count
+from mutirao.core.cpu_threads import core_count
 
 
 def test_cores_are_those_the_system_leaves_to_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

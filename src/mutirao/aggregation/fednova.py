@@ -2,8 +2,15 @@
 
 from dataclasses import dataclass
 
-from mutirao.aggregation.base import Checked, Replies, move_by, sample_shares, weigh_updates
-from mutirao.aggregation.effective_steps import effective_steps_fault, reported_effective_steps
+from mutirao.aggregation.base import (
+    Checked,
+    Replies,
+    effective_steps_fault,
+    move_by,
+    reported_effective_steps,
+    sample_shares,
+    weigh_updates,
+)
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Failure, Reply
 from mutirao.core.parts import Merged
@@ -13,7 +20,7 @@ from mutirao.core.parts import Merged
 class FedNova(Checked):
     """Updates are divided by each client's effective steps r_k: x' = x + lr tau sum_k p_k (x_k - x) / r_k.
 
-    p_k = n_k / n, r_k are lr times |a_k|_1 (`mutirao.aggregation.effective_steps`) and tau = sum_k p_k r_k.
+    p_k = n_k / n, r_k are lr times |a_k|_1 (`mutirao.aggregation.base`) and tau = sum_k p_k r_k.
 
     Wang, Liu, Liang, Joshi and Poor, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
     Optimization", NeurIPS 2020.

@@ -14,7 +14,7 @@ Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochastic Control
 ICML 2020, where p_k = 1 / |S| and q_k = 1 / N. With weights by samples p_k = n_k / n_S and q_k = n_k / (N m), m the
 mean size of the clients of the first round. q_k must be in proportion to p_k, and the same in every round with k: then
 c stays sum_k q_k c_k, which is 0 at the optimum. |S| / N p_k depends on which other clients answered, and converges
-elsewhere. In option 2 only the model and the effective steps r (`mutirao.aggregation.effective_steps`) leave a client:
+elsewhere. In option 2 only the model and the effective steps r (`mutirao.aggregation.base`) leave a client:
 the server computes c_k' - c_k = (x - y) / r - c. With momentum m, (x - y) / (K lr) is about 1 / (1 - m) times the mean
 gradient; (x - y) / r is the mean gradient.
 """
@@ -29,13 +29,14 @@ from mutirao.aggregation.base import (
     Checked,
     Floats,
     Replies,
+    effective_steps_fault,
     equal_shares,
     is_moved,
     merge_models,
     population_of,
+    reported_effective_steps,
     sample_shares,
 )
-from mutirao.aggregation.effective_steps import effective_steps_fault, reported_effective_steps
 from mutirao.config import handed_over
 from mutirao.core.arrays import Array, Arrays, blend
 from mutirao.core.fleet import Failure, Reply

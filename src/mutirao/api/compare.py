@@ -9,19 +9,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mutirao.api.result import Page, Picture, as_frame, draw_kind
-from mutirao.api.run import Entry, Mode, enter, how_shown
-from mutirao.api.settings import Pairs
+from mutirao.api.run import Entry, Mode, Pairs, enter, how_shown
 from mutirao.config import Common, resolve
 from mutirao.errors import ConfigError
 from mutirao.partitioning.flwr_partitioners import is_partitioner
 from mutirao.report import write_report
 from mutirao.report.notebook import PIECES
-from mutirao.report.study_plots import draw_study
+from mutirao.report.plot_kinds import draw_study
 from mutirao.runs.execute import default_out, different_settings
 from mutirao.studies.comparison import MethodResult, header_of, row_of, write_tables
 from mutirao.studies.comparison import compare_methods as compare_cells
-from mutirao.studies.shared_data import ratio_of
-from mutirao.studies.study import Study, lay_out, run_study
+from mutirao.studies.study import Study, lay_out, ratio_of, run_study
 from mutirao.templates import macros
 
 log = logging.getLogger("mutirao")

@@ -1,27 +1,82 @@
-"""The `data` argument of `mutirao.run`: read once, with one numbering of the classes for all clients, and a digest."""
+"""The `model` and `data` arguments of `mutirao.run`.
 
+A model is a torch module with its initial weights, or a factory of one. Data are read once, with one numbering of the
+classes for all clients, and a digest.
+"""
+
+import copy
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, Dataset
 
 from mutirao.config import nearest, one_line
+from mutirao.core.arrays import digest, fingerprint
 from mutirao.errors import ConfigError
 from mutirao.partitioning.flwr_partitioners import partition_by
 from mutirao.randomness import rng
-from mutirao.training.adapters import is_frame, is_table
-from mutirao.training.class_labels import label_array, number_classes, renumber
+from mutirao.training.adapters import is_frame, is_table, label_array, number_classes, renumber
 from mutirao.training.inputs import tensors_in
 from mutirao.training.lazy_samples import LazyInputs
+from mutirao.training.optimizers import arrays_of, seeded
 from mutirao.training.samples import ClientData, Samples
 
+EXPECTED_MODEL = "give an nn.Module, or a class or function without arguments that makes one"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A factory of modules: copies of the one that was passed, or the class or function itself, seeded by the run."""
+
+    make: Callable[[], nn.Module]
+    summary: str  # its class, and a digest of its initial arrays and of its repr
+
+    @classmethod
+    def of(cls, given: Any) -> "Model":
+        """Read the `model` argument; raises ConfigError if it is no module and makes none."""
+        if isinstance(given, nn.Module):
+            kept = copied(given)
+            return cls(lambda: copy.deepcopy(kept), f"{summarise(kept)}, its own weights")
+        if isinstance(given, str) or not callable(given):
+            raise ConfigError(f"model: expected nn.Module, got {type(given).__name__}; {EXPECTED_MODEL}")
+        try:
+            with seeded(0):
+                made = given()
+        except Exception as error:  # a user's code may raise anything
+            name = getattr(given, "__name__", type(given).__name__)
+            raise ConfigError(f"model: {name}() failed: {one_line(error)}; {EXPECTED_MODEL}") from error
+        if not isinstance(made, nn.Module):
+            raise ConfigError(
+                f"model: expected a factory of nn.Module, but it returned {type(made).__name__}; {EXPECTED_MODEL}"
+            )
+        return cls(given, f"{summarise(made)}, from the seed")
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """A deep copy on the CPU, so that training never changes the user's module."""
+    try:
+        return copy.deepcopy(module).cpu()
+    except Exception as error:  # modules hold whatever their users put there
+        raise ConfigError(
+            f"model: the module cannot be copied ({one_line(error)}); pass a function that makes it"
+        ) from error
+
+
+def summarise(module: nn.Module) -> str:
+    """The class and digest of a module; raises ConfigError if its parameters have no shape yet."""
+    if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
+        raise ConfigError("model: lazy layers have no shape yet; call the module on one batch first")
+    return f"{type(module).__name__} {fingerprint([digest(arrays_of(module)), str(module)])[:32]}"
+
+
 LOOKED_AT = 16  # samples of a set that is read when batches need it, by which it is known
-RIGHT = "give a pair (x, y), a Dataset, a frame, a table, a dict of columns with target=, or a dict of clients"
+EXPECTED_DATA = "give a pair (x, y), a Dataset, a frame, a table, a dict of columns with target=, or a dict of clients"
 TrainAndTest = tuple[Samples, Samples | None]
 
 
@@ -184,7 +239,7 @@ def check_names(named: Iterable[str], count: int) -> None:
     """Refuse names of clients that cannot be printed, or that are the same as text."""
     names = list(named)
     if not names:
-        raise ConfigError(f"data: an empty dict; {RIGHT}")
+        raise ConfigError(f"data: an empty dict; {EXPECTED_DATA}")
     if len(names) < count:
         raise ConfigError("data: the names of two clients are the same, written as text")
     for name in names:

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mutirao.api.input_data import Given, own_labels, read_given
-from mutirao.api.input_model import Model
+from mutirao.api.input_data import Given, Model, own_labels, read_given
 from mutirao.config import OPTIMIZERS, Common, Part, build, nearest, setting
 from mutirao.core.arrays import Array
 from mutirao.core.fleet import ClientId

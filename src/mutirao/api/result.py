@@ -16,7 +16,7 @@ from mutirao.personalization import KEPT
 from mutirao.report import write_report
 from mutirao.report.notebook import PIECES, box, points_of
 from mutirao.report.plots import make_curves
-from mutirao.runs.column_names import metrics_in_row
+from mutirao.runs.csv_tables import metrics_in_row
 from mutirao.runs.participation import Participation, participation_in
 from mutirao.runs.reader import Record
 from mutirao.runs.run_folder import Folder

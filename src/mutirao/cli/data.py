@@ -32,8 +32,7 @@ def data_list(as_json: bool) -> None:
     Example: mutirao data list
     """
     from mutirao.cli.listing import in_columns, terminal_width
-    from mutirao.datasets.locations import data_folders
-    from mutirao.datasets.published import FORMATS, PUBLISHED
+    from mutirao.datasets.published import FORMATS, PUBLISHED, data_folders
 
     sections = {
         f"Published sets; looked for, and put, in {data_folders()[0]}": PUBLISHED,
@@ -51,8 +50,7 @@ def data_list(as_json: bool) -> None:
 def facts_of_sets() -> dict[str, dict[str, Any]]:
     """All facts about each set, for --json, and the folder of a local copy."""
     from mutirao.datasets import DATA_SETS
-    from mutirao.datasets.locations import find_copy
-    from mutirao.datasets.published import FORMATS
+    from mutirao.datasets.published import FORMATS, find_copy
 
     facts: dict[str, dict[str, Any]] = {}
     for name, data_set in DATA_SETS.items():
@@ -73,7 +71,7 @@ def facts_of_sets() -> dict[str, dict[str, Any]]:
 
 def description(name: str, data_set: "DataSet") -> dict[str, str]:
     """The lines about one set on the terminal, by their labels."""
-    from mutirao.datasets.locations import find_copy, how_to_get
+    from mutirao.datasets.published import find_copy, how_to_get
 
     lines = {
         "what": data_set.about,
@@ -155,7 +153,7 @@ def data_check(name: str, path: Path | None, as_json: bool) -> None:
     Example: mutirao data check cifar10 ~/data/cifar-10-batches-bin
     """
     from mutirao.datasets import check_data_set
-    from mutirao.datasets.locations import find_copy
+    from mutirao.datasets.published import find_copy
 
     findings = check_data_set(name, path.expanduser() if path else find_copy(name))
     print_result(findings, as_json, *findings)
@@ -182,13 +180,13 @@ def data_prepare(
     """
     from mutirao.config import Part, build, complete_part
     from mutirao.randomness import rng
-    from mutirao.systems.images.image_partitions import write_client_folders
+    from mutirao.systems.images.image_sources import write_client_folders
 
     allow_local_imports(partition)
     if not 0.02 <= share <= 0.5:
         raise ConfigError(f"--test: {share!r} must be a share from 0.02 to 0.5")
     settings = {} if alpha is None else {"alpha": alpha}
-    part = complete_part("partition", Part(partition, settings, "mutirao.systems.images.image_partitions"))
+    part = complete_part("partition", Part(partition, settings, "mutirao.systems.images.image_sources"))
     split = build("partition", part)
     sizes = write_client_folders(
         source.expanduser(), out.expanduser(), clients, split, rng(seed, 0, "partition"), seed, share, slide

@@ -39,10 +39,10 @@ from mutirao.cli.options import (
     settings,
 )
 from mutirao.cli.partition import partition
-from mutirao.cli.policies import site
 from mutirao.cli.rank import rank
 from mutirao.cli.record import record
 from mutirao.cli.reproduce import reproduce
+from mutirao.cli.site import site
 from mutirao.cli.tune import tune_study
 from mutirao.errors import ConfigError, MutiraoError
 
@@ -250,7 +250,7 @@ def study(file: Path, out: Path | None, sets: Assignments, workers: int, as_json
     """
     from mutirao.cli.terminal import show_table
     from mutirao.report import write_report
-    from mutirao.report.study_plots import draw_study
+    from mutirao.report.plot_kinds import draw_study
     from mutirao.runs.trust import names_in_file
     from mutirao.studies.comparison import compare_methods, write_tables
     from mutirao.studies.study import read_study, run_study
@@ -364,7 +364,7 @@ def export_runs(folder: Path, table: str, out: Path | None) -> None:
 
     Example: mutirao export runs/quickstart --out history.parquet
     """
-    from mutirao.runs.exports import export_tables
+    from mutirao.runs.reader import export_tables
 
     file = out or Path(f"{table}.parquet")
     click.echo(f"written: {file}, {export_tables(folder, file, table)} rows")

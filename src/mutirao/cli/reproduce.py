@@ -104,7 +104,7 @@ def run_reproduction(
     """Run the study, evaluate the claims, write and show everything; exit code 1 if a run failed."""
     from mutirao.io import write_whole
     from mutirao.report import write_report
-    from mutirao.report.study_plots import draw_study
+    from mutirao.report.plot_kinds import draw_study
     from mutirao.studies import study as studies
     from mutirao.studies.comparison import compare_methods, write_tables
     from mutirao.studies.confirmation import write_toml

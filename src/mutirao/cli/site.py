@@ -1,4 +1,4 @@
-"""`mutirao site`: found a server or a site, and look after its processes and runs."""
+"""`mutirao site`: set up a server or a site, run its processes, and check and approve its policy."""
 
 import sys
 import time
@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 
 import click
 
-from mutirao.cli.options import FOLDER, JSON, Assignments, CommandGroup, print_result, settings
+from mutirao.cli.options import FILE, FOLDER, JSON, Assignments, CommandGroup, print_result, settings
 
 PLACE = click.argument("folder", type=FOLDER)
 ANYWHERE = {"policy", "hash", "check"}  # what needs no process and no key
@@ -118,7 +118,7 @@ def admit(folder: Path, key: BinaryIO, name: str, client: str) -> None:
 
     from mutirao.deploy.keys import client_of_key, key_fingerprint
     from mutirao.deploy.provisioning import store_key
-    from mutirao.deploy.server.admission import admit as let_in
+    from mutirao.deploy.server.control_calls import admit as let_in
     from mutirao.errors import ConfigError
 
     if key.name not in ("-", "<stdin>"):
@@ -144,7 +144,7 @@ def dismiss(folder: Path, name: str) -> None:
 
     Example: mutirao site dismiss /srv/mutirao recife
     """
-    from mutirao.deploy.server.admission import dismiss as shut_out
+    from mutirao.deploy.server.control_calls import dismiss as shut_out
 
     shut_out(folder, name)
     click.echo(f"dismissed: {name}; to train again without what it gave: mutirao forget")
@@ -185,7 +185,7 @@ def up(folder: Path, foreground: bool) -> None:
         wait_until,
         why_not_admitted,
     )
-    from mutirao.deploy.server.admission import admit as let_in
+    from mutirao.deploy.server.control_calls import admit as let_in
     from mutirao.errors import MutiraoError
 
     place = load_place(folder)
@@ -382,3 +382,76 @@ def rehearse_command(folder: Path, sites: int, rounds: int, recipe: str, sets: A
     said = f"{report['seconds']} s in all; {folder / 'run' / 'report.html'}, {folder / 'rehearsal.json'}"
     print_result(report, as_json, said)
     sys.exit(0 if report["ok"] else 1)
+
+
+__all__ = ["site"]  # the group, with these commands
+
+
+@site.command()
+@click.option("--recipe", "recipes", multiple=True, help="A recipe to allow; may be given many times.")
+@settings("A setting that all sites agreed on; the policy pins it.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write [default: print it].")
+def policy(recipes: tuple[str, ...], sets: Assignments, out: Path | None) -> None:
+    """Write a policy that allows what a recipe needs.
+
+    Each line is explained. Without --recipe the policy allows nothing. A recipe is pinned to its installed content and
+    its settings, with the values of --set.
+
+    \b
+    Examples:
+      mutirao site policy --recipe quickstart --out policy.toml
+      mutirao site policy --recipe cytology --set data=/srv/pictures --out policy.toml
+    """
+    from mutirao.deploy.policy.pins import check_recipe
+    from mutirao.deploy.policy.policy_templates import allows_anything, policy_for
+    from mutirao.errors import ConfigError
+    from mutirao.io import write_whole
+
+    for recipe in recipes:
+        check_recipe(recipe)
+    text = policy_for(recipes, sets)
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    if out.exists():
+        raise ConfigError(f"{out} is there already; choose another --out")
+    write_whole(out, text)
+    left = (
+        f"it lets leave what {', '.join(recipes)} needs"
+        if allows_anything(text)
+        else "nothing leaves until you allow it"
+    )
+    click.echo(f"written: {out}; {left}: read it line by line")
+
+
+@site.command("hash")
+@click.argument("recipe")
+@click.option("--architecture", is_flag=True, help="Print the digest of the model's architecture instead.")
+@settings("Change a setting of the recipe, for --architecture.")
+def hash_command(recipe: str, architecture: bool, sets: Assignments) -> None:
+    """Print the content hash of an installed recipe, which policies pin.
+
+    \b
+    Examples:
+      mutirao site hash quickstart
+      mutirao site hash quickstart --architecture --set hidden=128
+    """
+    from mutirao.deploy.policy.pins import check_recipe, content_hash, model_of
+
+    check_recipe(recipe)
+    click.echo(model_of(recipe, sets) if architecture else content_hash(recipe))
+
+
+@site.command()
+@click.argument("path", type=FILE, metavar="POLICY.toml")
+@JSON
+def check(path: Path, as_json: bool) -> None:
+    """Explain what a policy allows and how much privacy budget is spent.
+
+    Example: mutirao site check policy.toml
+    """
+    from mutirao.deploy.policy.policy_templates import describe_policy
+    from mutirao.deploy.policy.rules import load_policy
+
+    lines = describe_policy(load_policy(path))
+    print_result(lines, as_json, *(f"{k:<18} {v}" for k, v in lines.items()))

@@ -12,7 +12,7 @@ from mutirao.cli.options import FILE, FOLDER, JSON, CommandGroup, print_result
 from mutirao.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mutirao.systems.cytology.slides.tile_ranking import Choice
+    from mutirao.systems.cytology.slides.tiling import Choice
 
 MppOf = Callable[[Path], float | None]  # micrometres a pixel of a slide; None: as the slide says
 
@@ -26,7 +26,7 @@ def choosing(command: Callable[..., None]) -> Callable[..., None]:
     @click.option("--top", default=0, show_default="all", help="Keep at most this many tiles of each slide, the best.")
     @functools.wraps(command)
     def with_choice(min_variance: float, min_entropy: float, quantile: float, top: int, **rest: Any) -> None:
-        from mutirao.systems.cytology.slides.tile_ranking import Choice
+        from mutirao.systems.cytology.slides.tiling import Choice
 
         command(choice=Choice(min_variance, min_entropy, quantile, top), **rest)
 

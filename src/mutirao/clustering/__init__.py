@@ -1,8 +1,7 @@
 """Client groups: cluster similar clients, admit late joiners to groups, and combine the models of groups."""
 
 from mutirao.clustering.ensemble import combine
-from mutirao.clustering.formation import form, quality
-from mutirao.clustering.late_joiners import Admission, admit
-from mutirao.clustering.membership import Groups
+from mutirao.clustering.formation import Admission, admit, form, quality
+from mutirao.clustering.group_state import Groups
 
 __all__ = ["Admission", "Groups", "admit", "combine", "form", "quality"]

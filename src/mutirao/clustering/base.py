@@ -22,10 +22,8 @@ from typing import Any
 import numpy as np
 
 from mutirao.clustering.context import GroupContext
-from mutirao.clustering.formation import form
-from mutirao.clustering.group_state import Grouping, open_group
-from mutirao.clustering.late_joiners import Admission, admit
-from mutirao.clustering.membership import Groups
+from mutirao.clustering.formation import Admission, admit, form
+from mutirao.clustering.group_state import Grouping, Groups, open_group
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Reply
 

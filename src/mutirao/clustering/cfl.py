@@ -14,9 +14,8 @@ import numpy.typing as npt
 from mutirao.clustering.auto import Points
 from mutirao.clustering.base import Grouper, GroupUpdates, groups_without_signatures
 from mutirao.clustering.context import GroupContext
-from mutirao.clustering.group_state import Grouping, open_group
-from mutirao.clustering.late_joiners import Admission
-from mutirao.clustering.membership import Groups
+from mutirao.clustering.formation import Admission
+from mutirao.clustering.group_state import Grouping, Groups, open_group
 from mutirao.core.arrays import Arrays, as_part, flat, weighted_mean
 from mutirao.core.fleet import ClientId, Reply
 

@@ -13,8 +13,7 @@ import numpy as np
 from mutirao.clustering.auto import Division, Points, Range, divide, knee, min_samples_for, normalise, scan
 from mutirao.clustering.clusterers import NAMES
 from mutirao.clustering.formation import quality
-from mutirao.clustering.group_state import Grouping
-from mutirao.clustering.membership import MAX_CLUSTERED, Groups
+from mutirao.clustering.group_state import MAX_CLUSTERED, Grouping, Groups
 from mutirao.core.fleet import ClientId
 from mutirao.core.rounds import Run
 from mutirao.io import write_whole

@@ -9,10 +9,8 @@ import numpy as np
 from mutirao.clustering.auto import Labels, Points
 from mutirao.clustering.base import Grouper
 from mutirao.clustering.context import GroupContext
-from mutirao.clustering.formation import in_order
-from mutirao.clustering.group_state import Grouping
-from mutirao.clustering.late_joiners import Admission
-from mutirao.clustering.membership import Groups, group_name
+from mutirao.clustering.formation import Admission, in_order
+from mutirao.clustering.group_state import Grouping, Groups, group_name
 from mutirao.core.fleet import ClientId, Reply
 
 # The linkage in scipy's names. PACFL's authors call `average` what scipy calls `weighted`: both merged groups count the

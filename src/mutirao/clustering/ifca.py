@@ -11,9 +11,8 @@ import numpy as np
 
 from mutirao.clustering.base import Grouper, groups_without_signatures
 from mutirao.clustering.context import GroupContext
-from mutirao.clustering.group_state import Grouping, move
-from mutirao.clustering.late_joiners import Admission
-from mutirao.clustering.membership import Groups
+from mutirao.clustering.formation import Admission
+from mutirao.clustering.group_state import Grouping, Groups, move
 from mutirao.core.fleet import ClientId, Failure, Reply, Request
 from mutirao.core.validation import fault_of_extras
 

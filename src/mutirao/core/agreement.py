@@ -5,31 +5,49 @@ preprocessing, columns. A client's data may do the same, such as for a class lis
 reference.
 
 Before the first round every remote client is asked to `agree`: it compares the digests with its own, and answers only
-that they are the same, or refuses (`core/agreed_handler.py`). A client that differs, or may not answer, takes no part;
-it is named with the reason. A client that was away, or has come back as another node, is asked again before it gets any
-other request. The digests are sent with every request all the same, and a site compares them each time.
+that they are the same, or refuses. A client that differs, or may not answer, takes no part; it is named with the
+reason. A client that was away, or has come back as another node, is asked again before it gets any other request. The
+digests are sent with every request all the same, and a site compares them each time.
 
 What is not known in advance is found first (`agree_on`): clients answer `profile`, the server combines the answers, and
 the result is sent with every request, beside its digest. So a site stores nothing, and a client that joins late or has
 lost its state needs no second agreement.
+
+The installed versions of Python and of the packages on which results depend are reported, too.
 """
 
 import hashlib
+import importlib.metadata
 import json
 import logging
+import sys
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from mutirao.config import Scalar
 from mutirao.core.arrays import Arrays
-from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Wrapper, traffic
+from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Site, Wrapper, traffic
+from mutirao.core.parts import AnyHandler, as_handler
 from mutirao.core.records import Round
 from mutirao.core.validation import fault_of_extras, sift
-from mutirao.core.versions import versions
 from mutirao.errors import ConfigError, Refused, TooFewClients
+
+PACKAGES = ("mutirao", "flwr", "torch", "numpy")  # must be the same for results to repeat bit for bit
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python and of these packages, without importing them; empty if not installed."""
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = ""
+    return found
+
 
 log = logging.getLogger("mutirao")
 
@@ -299,3 +317,48 @@ def agree_on(fleet: Fleet, name: str, config: Mapping[str, Scalar], combine: Com
         first = next((f"; {client}: {why}" for client, why in sorted(answers.failures.items())), "")
         raise ConfigError(f"no client sent its profile, so there is no {name}{first}")
     return combine(answers.replies), traffic(asked, heard)
+
+
+def own_digests(agreed: Mapping[str, str], request: Request) -> dict[str, str]:
+    """The site's digests of what a request names; what the request itself carries has the digest of its content."""
+    names = [key.removeprefix(AGREED) for key in request.config if key.startswith(AGREED)]
+    received = {name: digest_of(bytes_from_extra(name, request.extras)) for name in names if name in request.extras}
+    return {name: digest for name, digest in {**received, **agreed}.items() if name in names}
+
+
+@dataclass(frozen=True)
+class AgreedHandler:
+    """A handler that answers `agree`, and refuses requests that assume something else than what the site has.
+
+    `agreed`: the digests that every request must name.
+    `basis`: digests that a request may leave out, such as that of a set that is divided among all clients.
+    `reports_counts`: whether a client may report its number of samples by class when it agrees, besides its versions.
+    """
+
+    handler: AnyHandler
+    agreed: Mapping[str, str]
+    basis: Callable[[], Mapping[str, str]] = dict
+    reports_counts: bool = True
+
+    def __call__(self, request: Request, site: Site) -> Reply:
+        """The answer of the handler, which need not support agreements."""
+        own = {**self.agreed, **agreed_of(site.data)}
+        required = () if request.do == PROFILE else own.keys()
+        check_agreed(request.config, own_digests({**self.basis(), **own}, request), required)
+        config = {k: v for k, v in request.config.items() if not k.startswith(AGREED)}
+        plain = replace(request, config=config)
+        if request.do != AGREE:
+            return self.handler(plain, site)
+        as_handler(self.handler).agree(plain, site)
+        return Reply({}, self.report(site), n=1)
+
+    def report(self, site: Site) -> Arrays:
+        """The versions and counts that a client may report; a policy decides whether they leave the site."""
+        facts: dict[str, Mapping[str, object]] = {VERSIONS: versions()}
+        counts = getattr(site.data, "counts", None)
+        if self.reports_counts and callable(counts) and (found := counts()):
+            facts[COUNTS] = found
+        extras: Arrays = {}
+        for name, table in facts.items():
+            extras |= bytes_to_extra(name, json.dumps(table).encode())
+        return extras

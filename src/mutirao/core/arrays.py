@@ -1,6 +1,10 @@
-"""A model is a dict of named NumPy arrays; these functions on such dicts keep dtypes and ignore their order."""
+"""A model is a dict of named NumPy arrays; functions on such dicts, which keep dtypes and ignore their order.
+
+Digests of models, replies and other values are the same on both sides of a connection.
+"""
 
 import hashlib
+import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -186,3 +190,8 @@ def digest(arrays: Arrays) -> str:
         sha.update(f"{name}\x1f{little.dtype.str}\x1f{value.shape}\x1e".encode())
         sha.update(little.reshape(-1).view(np.uint8).data)  # without a copy
     return sha.hexdigest()
+
+
+def fingerprint(value: Any) -> str:
+    """sha256 of a value's canonical JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=True).encode()).hexdigest()

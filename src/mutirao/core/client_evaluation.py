@@ -4,10 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from mutirao.core.bounds import SIZE_CAP, cap_sizes
 from mutirao.core.fleet import ClientId, Fleet, Request
 from mutirao.core.rounds import Run
-from mutirao.core.validation import fault_of_extras, sift
+from mutirao.core.validation import SIZE_CAP, cap_sizes, fault_of_extras, sift
 from mutirao.errors import ConfigError
 
 AT_ONCE = 10_000  # clients asked at a time, which bounds the memory for a million of them

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mutirao.config import Scalar as Scalar
-from mutirao.core.arrays import Arrays, nbytes
+from mutirao.core.arrays import Arrays, digest, fingerprint, nbytes
 from mutirao.core.records import Round
 from mutirao.core.roster import ClientId as ClientId
 from mutirao.core.roster import Roster
@@ -76,6 +76,13 @@ class Site:
     id: ClientId
     data: Any = None
     state: Arrays = field(default_factory=dict)
+
+
+def reply_fingerprint(reply: Reply) -> str:
+    """sha256 over the arrays, extras, metrics and sample count of a reply."""
+    metrics = {k: float(v) for k, v in reply.metrics.items()}
+    parts = {"arrays": digest(reply.arrays), "extras": digest(reply.extras), "metrics": metrics, "n": int(reply.n)}
+    return fingerprint(parts)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mutirao.core.arrays import Arrays, as_part, is_finite, part_of
-from mutirao.core.bounds import SIZE_CAP, bound_answers, faults_of_length
 from mutirao.core.fleet import Answers, ClientId, Reply, Request, Scalar
 from mutirao.core.parts import (
     USUAL,
@@ -29,7 +28,7 @@ from mutirao.core.records import Row
 from mutirao.core.roster import Roster
 from mutirao.core.sparse_rows import dense_replies
 from mutirao.core.update_figures import MEASURES, moves_of, vectors_of
-from mutirao.core.validation import fault_of_merged, faults, set_aside, sift
+from mutirao.core.validation import SIZE_CAP, bound_answers, fault_of_merged, faults, faults_of_length, set_aside, sift
 from mutirao.errors import ConfigError, Diverged
 from mutirao.randomness import rng
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.core.arrays import Arrays
-from mutirao.core.bounds import FEWEST, SIZE_CAP, lower_median
+from mutirao.core.validation import FEWEST, SIZE_CAP, lower_median
 from mutirao.errors import ConfigError
 
 Floats = npt.NDArray[np.float64]

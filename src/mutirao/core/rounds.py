@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mutirao.core.arrays import Arrays, as_part
-from mutirao.core.bounds import SIZE_CAP
 from mutirao.core.fleet import Answers, ClientId, Fleet, Reply, Request, traffic
 from mutirao.core.group import (
     Attempt,
@@ -36,7 +35,7 @@ from mutirao.core.records import Round as Round
 from mutirao.core.records import Row, group_by_reason, reasons
 from mutirao.core.roster import Roster
 from mutirao.core.update_figures import check_vectors
-from mutirao.core.validation import fault_of_extras, sift
+from mutirao.core.validation import SIZE_CAP, fault_of_extras, sift
 from mutirao.deprecation import REMOVED_IN
 from mutirao.errors import Diverged, TooFewClients, TooFewReplies
 

@@ -13,21 +13,20 @@ from typing import Annotated, Any
 from fastapi import Body, FastAPI, Header, HTTPException, Query
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
-from mutirao.dashboard.client_rows import Clients, clients_of, page_of
 from mutirao.dashboard.pages import HERE, POLICY, page_app
 from mutirao.dashboard.run_control import Control, Refused
 from mutirao.dashboard.run_index import Item, mark_of
-from mutirao.dashboard.settings import read_settings, settings_of
+from mutirao.dashboard.run_summary import Clients, clients_of, page_of, read_settings, settings_of
 from mutirao.dashboard.watcher import Watcher
 from mutirao.metrics import direction_of
-from mutirao.report import charts, client_charts, render
+from mutirao.report import charts, render
 from mutirao.report.html_page import ASSETS as REPORT
 from mutirao.report.html_page import is_steady
 from mutirao.report.run_state import last_lines, state_in
 from mutirao.report.sentences import sentences
 from mutirao.report.study_report import best_of, cell_states, study_sentences, thresholds_of
 from mutirao.research_notice import notice_of
-from mutirao.runs.linked_trails import subtable
+from mutirao.runs.audit_trail import subtable
 from mutirao.runs.notes import Changed, read_notes, write_notes
 from mutirao.runs.reader import Record, clean, json_of, text_in
 
@@ -109,8 +108,8 @@ class Shared:
 def sections_of(record: Record) -> list[dict[str, Any]]:
     """The charts of a run beyond its curves, as its report has them."""
     parts = {
-        "The data": client_charts.chart_partition,
-        "Who took part": client_charts.chart_participation,
+        "The data": charts.chart_partition,
+        "Who took part": charts.chart_participation,
         "Groups": charts.chart_groups,
         "Weights and what clients reported": charts.chart_weights,
         "What it cost": charts.chart_cost,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mutirao.runs.csv_columns import finite_or_nan
+from mutirao.runs.csv_tables import finite_or_nan
 
 LINE = 1 << 16  # bytes in which one line surely lies
 POINTS = 40  # of a sparkline

@@ -9,8 +9,7 @@ from fastapi import Body, FastAPI, HTTPException, Query
 from fastapi.responses import Response
 
 from mutirao.dashboard.pages import HERE, page_app
-from mutirao.datasets.class_folders import read_content
-from mutirao.datasets.image_files import UnreadableError, picture
+from mutirao.datasets.class_folders import UnreadableError, picture, read_content
 from mutirao.errors import ConfigError
 from mutirao.research_notice import NOTICE
 from mutirao.systems.cytology.slides.readers import encode_image

@@ -1,23 +1,78 @@
-"""What the list shows of a run or study: read from the smallest files there are, and never believed."""
+"""What the list of runs shows of each run or study: state, settings and clients, from the smallest files there are.
+
+Nothing in them is trusted. Settings of thousands of runs are read line by line, as most lines are the same in all;
+`clients.csv` may have a million rows and is counted, not kept.
+"""
 
 import json
 import os
+import re
 import time
+import tomllib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from mutirao.config import flatten
 from mutirao.dashboard.curves import LINE, History, read_column, spark
-from mutirao.dashboard.settings import read_settings
 from mutirao.metrics import direction_of
 from mutirao.report.run_state import RunState, holder, state_of
 from mutirao.report.study_report import best_of
+from mutirao.runs.audit_trail import subtable
 from mutirao.runs.changed_settings import changed_settings
-from mutirao.runs.column_names import likely_monitor
-from mutirao.runs.linked_trails import subtable
+from mutirao.runs.csv_tables import likely_monitor
 from mutirao.runs.notes import read_notes
-from mutirao.runs.reader import json_of, text_in
+from mutirao.runs.reader import Columns, Floats, json_of, text_in
+
+Settings = dict[str, Any]
+TABLE = re.compile(r"\[([A-Za-z0-9_-]+)\]")
+
+
+def read_settings(text: str) -> dict[str, Any]:
+    """What a configuration says; ValueError if it is not TOML.
+
+    Lines of the form our own files have, `[table]` and `key = value`, are looked up; anything else is read as TOML is.
+    """
+    out: dict[str, Any] = {}
+    table = out
+    for line in text.splitlines():
+        if not line or line.isspace():
+            continue
+        if found := TABLE.fullmatch(line):
+            if found[1] in out:
+                return tomllib.loads(text)
+            table = out[found[1]] = {}
+            continue
+        pair = read_line(line)
+        if pair is None or pair[0] in table:
+            return tomllib.loads(text)
+        table[pair[0]] = pair[1]
+    return out
+
+
+@lru_cache(20_000)
+def read_line(line: str) -> tuple[str, Any] | None:
+    """`key = value`, if the line is that and whole by itself."""
+    try:
+        ((key, value),) = tomllib.loads(line).items()
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(value, str | int | float | bool):
+        return (key, value)
+    return None
+
+
+def settings_of(config: dict[str, Any]) -> Settings:
+    """A configuration as dotted keys; a part's name stands for the part."""
+    pairs = ((key.removesuffix(".name"), value) for key, value in flatten(config))
+    return {key: value if isinstance(value, int | float | str) else str(value) for key, value in pairs}
+
 
 Facts = dict[str, Any]
 READ = frozenset(
@@ -211,3 +266,97 @@ def apart(began: str, ended: str) -> float | None:
         return (datetime.fromisoformat(ended) - datetime.fromisoformat(began)).total_seconds()
     except (ValueError, TypeError):
         return None
+
+
+Whole = npt.NDArray[np.int64]
+PAGE = 100
+
+
+@dataclass(frozen=True, eq=False)
+class Clients:
+    """What is known of every client that was ever selected, in columns; `group` and `failure` are numbers of texts."""
+
+    name: list[str]
+    selected: Whole
+    replied: Whole
+    last: Whole
+    n: Whole
+    weight: Floats
+    group: Whole
+    failure: Whole  # the last one; 0: none
+    failed: Whole  # the round of it
+    groups: list[str]
+    failures: list[str]
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    @cached_property
+    def by_name(self) -> Whole:
+        """The place of each client when they are sorted by name."""
+        place = np.empty(len(self), np.int64)
+        place[sorted(range(len(self)), key=self.name.__getitem__)] = np.arange(len(self))
+        return place
+
+    def order(self, sort: str) -> Whole:
+        """By what clients are sorted, the least first; those that are equal go by name."""
+        found = {"selected": self.selected, "lost": self.selected - self.replied, "last": self.last}.get(sort)
+        values = self.weight if sort == "weight" else np.zeros(len(self)) if found is None else found
+        return np.lexsort((self.by_name, -values))
+
+    def with_text(self, text: str) -> npt.NDArray[np.bool_]:
+        """Whose name or failure holds a text, whatever its case."""
+        in_failure = np.array([text in failure.lower() for failure in self.failures], np.bool_)
+        in_name = np.fromiter((text in name.lower() for name in self.name), np.bool_, len(self))
+        return np.asarray(in_name | in_failure[self.failure])
+
+    def line(self, i: int) -> dict[str, Any]:
+        """One client."""
+        numbers = {k: getattr(self, k)[i].item() for k in ("selected", "replied", "last", "n", "weight")}
+        texts = {"group": self.groups[self.group[i]], "failure": self.failures[self.failure[i]]}
+        return {"name": self.name[i], **numbers, **texts, "failed": self.failed[i].item()}
+
+
+def clients_of(table: Columns) -> Clients:
+    """Every client that was ever selected."""
+    names, who = table.codes("client")
+    round = table.wholes("round")
+    n = table.wholes("n")
+    weight = np.nan_to_num(table.numbers("weight"))
+    (groups, group), (failures, failure), (reasons, rejected) = (
+        table.codes(k) for k in ("group", "failure", "rejected")
+    )
+    good = table.where("replied", "1") & table.where("rejected", "")
+
+    def last_of(values: Any, rows: npt.NDArray[np.bool_]) -> Any:
+        """Each client's value in the last of these rows that is its own; 0 if none is."""
+        out = np.zeros(len(names), values.dtype)
+        out[who[rows]] = values[rows]
+        return out
+
+    # texts by number, the first of them for none; a reply without a failure was rejected
+    why = np.where(table.where("failure", ""), len(failures) + rejected, failure) + 1
+    latest = np.zeros(len(names), np.int64)
+    np.maximum.at(latest, who, round)
+    return Clients(
+        name=names,
+        selected=np.bincount(who, minlength=len(names)),
+        replied=np.bincount(who[good], minlength=len(names)),
+        last=latest,
+        n=last_of(n, good),
+        weight=last_of(weight, good),
+        group=last_of(group + 1, np.array([bool(text) for text in groups], np.bool_)[group]),
+        failure=last_of(why, ~good),
+        failed=last_of(round, ~good),
+        groups=["", *groups],
+        failures=["", *failures, *(f"rejected: {reason}" for reason in reasons)],
+    )
+
+
+def page_of(clients: Clients, search: str, sort: str, start: int) -> dict[str, Any]:
+    """A hundred of them: those whose name or failure holds the text, in the order asked for."""
+    ordered = clients.order(sort)
+    if wanted := search.lower():
+        ordered = ordered[clients.with_text(wanted)[ordered]]
+    rows = [clients.line(i) for i in ordered[start : start + PAGE].tolist()]
+    return {"total": len(clients), "found": len(ordered), "start": start, "page": PAGE, "rows": rows}

@@ -15,8 +15,16 @@ from typing import Any
 import numpy as np
 
 from mutirao.config import one_line
-from mutirao.datasets.class_folders import ENDINGS, ImageSet, image_files_in, load_images, read_content
-from mutirao.datasets.image_files import UnreadableError, cache_home, picture
+from mutirao.datasets.class_folders import (
+    ENDINGS,
+    ImageSet,
+    UnreadableError,
+    cache_home,
+    image_files_in,
+    load_images,
+    picture,
+    read_content,
+)
 from mutirao.errors import ConfigError
 from mutirao.io import read_csv, read_text, write_whole
 

@@ -28,8 +28,7 @@ from typing import IO, Any
 
 from mutirao.config import nearest
 from mutirao.datasets import DATA_SETS
-from mutirao.datasets.locations import data_folders, find_copy
-from mutirao.datasets.published import FORMATS, DataSet, File
+from mutirao.datasets.published import FORMATS, DataSet, File, data_folders, find_copy
 from mutirao.errors import ConfigError
 from mutirao.io import write_whole
 

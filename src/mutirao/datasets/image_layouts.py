@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,6 +26,9 @@ from mutirao.datasets.class_folders import (
 )
 from mutirao.errors import ConfigError
 from mutirao.io import read_csv
+
+if TYPE_CHECKING:
+    pass
 
 log = logging.getLogger("mutirao")
 

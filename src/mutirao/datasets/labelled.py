@@ -14,15 +14,20 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.config import load_name, nearest, one_line
-from mutirao.core.arrays import digest
-from mutirao.core.digests import fingerprint
+from mutirao.core.arrays import digest, fingerprint
 from mutirao.datasets import cifar, generated, idx
-from mutirao.datasets.class_folders import LAYOUT, ImageSet, read_image_folder, refuse_shared, require_same_classes
+from mutirao.datasets.class_folders import (
+    LAYOUT,
+    ImageSet,
+    read_image_folder,
+    refuse_shared,
+    require_same_classes,
+    thumbnails,
+)
 from mutirao.datasets.digits import read_digits
-from mutirao.datasets.image_files import thumbnails
 from mutirao.datasets.image_layouts import GLOBAL_TEST, clients_in, read_train_test
 from mutirao.datasets.leaf import is_leaf_folder, read_leaf
-from mutirao.datasets.locations import find_data, require_copy
+from mutirao.datasets.published import find_data, require_copy
 from mutirao.errors import ConfigError
 from mutirao.randomness import derive_seed, rng
 from mutirao.registry import check_module, is_dotted

@@ -1,6 +1,8 @@
 """Check one by one what a site or a server needs, with a remedy for each problem.
 
 Each check is a small function that returns findings; none of them changes anything.
+
+Digests of what all parties must agree on are short enough to be compared by telephone.
 """
 
 import datetime
@@ -14,20 +16,24 @@ import sys
 import time
 import urllib.error
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from mutirao.core.agreement import AGREE
-from mutirao.core.versions import versions
+from mutirao.core.agreement import AGREE, versions
+from mutirao.core.arrays import fingerprint
+from mutirao.core.fleet import ClientId
 from mutirao.deploy import flower_patches, keys
+from mutirao.deploy.flower.run_tasks import recipe_from, settings_at_site
 from mutirao.deploy.layout import FILE, Node, Server, load_place, split_address
+from mutirao.deploy.policy.pins import ARCHITECTURE
 from mutirao.deploy.policy.rules import Policy, load_policy
 from mutirao.deploy.processes import has_current_commands, port_problem, running
-from mutirao.deploy.server.admission import is_admitted
-from mutirao.deploy.server.control_calls import server_info
+from mutirao.deploy.server.control_calls import is_admitted, server_info
 from mutirao.deploy.site.pause import paused_since
 from mutirao.errors import ConfigError, MutiraoError
+from mutirao.experiments.party_agreement import require_agreement
+from mutirao.experiments.task import find
 
 GIGABYTE = 2**30
 Health = Literal["ok", "warn", "fail", "skip"]
@@ -286,7 +292,6 @@ def check_policy_and_data(node: Node) -> Iterator[Finding]:
 
 def agreed_on(node: Node, policy: Policy) -> Iterator[Finding]:
     """What this site has of what all agree on, by digest: two sites, or the server and a site, compare these lines."""
-    from mutirao.deploy.site.comparing import agreed_digests_of  # late: it makes the task, with torch and the data
 
     if policy.recipes and AGREE not in policy.asked.requests:
         remedy = f"add {AGREE!r} to requests in [asked] of {node.policy_file}"
@@ -435,3 +440,44 @@ def check_gpu() -> Finding:
         return Finding("gpu", "ok", "none: training uses the processor")
     remedy = "install the torch that fits the driver, or in a container give it the device"
     return Finding("gpu", "warn", "there is an NVIDIA driver, and torch does not see the card", remedy)
+
+
+SHORT = 12  # characters of a digest that are shown
+
+
+@dataclass(frozen=True)
+class AgreedDigests:
+    """A site's digests for a recipe by name, and its samples by class if they are known."""
+
+    recipe: str
+    digests: dict[str, str]
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def all(self) -> str:
+        """One digest of all digests."""
+        return fingerprint(self.digests)
+
+    def words(self) -> str:
+        """All of it in one line."""
+        shown = [f"{name} {digest[:SHORT]}" for name, digest in sorted(self.digests.items())]
+        classes = ", ".join(f"{name} {count}" for name, count in self.counts.items())
+        if classes:
+            shown.append(f"{sum(self.counts.values())} pictures: {classes}")
+        return "; ".join([f"{self.recipe} {self.all[:SHORT]}", *shown])
+
+
+def agreed_digests_of(policy: Policy, client: ClientId) -> Iterator[AgreedDigests | tuple[str, str]]:
+    """For each recipe that a policy allows its digests, or the recipe's name and why they are not available.
+
+    Settings are those that the policy pins or sets; others have the recipe's defaults.
+    """
+    for recipe in policy.recipes:
+        pinned = {k: v for k, v in policy.pinned.get(recipe, {}).items() if k != ARCHITECTURE}
+        try:
+            name, config = recipe_from(settings_at_site({"recipe": recipe, **pinned}, {}, policy.settings))
+            task = require_agreement(find(name).prepare(config))
+            count = getattr(task.population, "counts", None)
+            yield AgreedDigests(recipe, {**task.basis(), **task.agreed}, count(client) if callable(count) else {})
+        except Exception as error:  # reading a site's data may raise anything
+            yield recipe, " ".join(str(error).split())[:300] or type(error).__name__

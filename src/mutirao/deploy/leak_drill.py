@@ -7,10 +7,13 @@ In a dense layer with ReLU the update of a unit is sum_k g_k x_k over the sample
 bias sum_k g_k. Where only one sample does, the quotient of the two is that sample (Phong et al., 2018). A server
 chooses the weights so that this happens often: many thresholds along one direction (Fowl et al., 2022), units that few
 samples reach (Boenisch et al., 2023), or a unit for one candidate sample (Nguyen et al., 2023).
+
+The picture shows, row under row, samples that a client trained on and what was recovered from its update.
 """
 
 import functools
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,9 +26,8 @@ from mutirao.aggregation import FedAvg
 from mutirao.config import resolve
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Request, Site
-from mutirao.deploy.policy.content_hash import content_hash
 from mutirao.deploy.policy.enforcement import PolicyHandler, Requester, approve
-from mutirao.deploy.policy.pins import settings_of
+from mutirao.deploy.policy.pins import content_hash, settings_of
 from mutirao.deploy.policy.rules import (
     Policy,
     PrivacyRules,
@@ -41,8 +43,28 @@ from mutirao.io import write_whole
 from mutirao.metrics import auc
 from mutirao.privacy.trials import Trial, align_columns
 from mutirao.randomness import rng
-from mutirao.report.sample_grid import draw_samples
+from mutirao.report.plots import INK, blank, save
 from mutirao.systems.images.metrics import auc_interval
+
+
+def draw_samples(rows: Mapping[str, npt.NDArray[Any]], path: Path) -> None:
+    """Draw each row's flat samples, grey and square where their length is a square number, else as strips."""
+    count = max(len(samples) for samples in rows.values())
+    figure, axes = blank(0.75 * count + 1.2, 0.85 * len(rows), len(rows), count, squeeze=False)
+    low, high = (float(f(next(iter(rows.values())))) for f in (np.min, np.max))
+    for line, (name, samples) in zip(axes, rows.items(), strict=True):
+        for place, sample in zip(line, samples, strict=False):
+            side = math.isqrt(len(sample))
+            shape = (side, side) if side * side == len(sample) else (1, len(sample))
+            place.imshow(sample.reshape(shape), cmap="gray_r", vmin=low, vmax=high, aspect="equal")
+        for place in line:
+            place.set_xticks([])
+            place.set_yticks([])
+            for spine in place.spines.values():
+                spine.set_visible(False)
+        line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9, color=INK)
+    save(figure, path)
+
 
 Floats = npt.NDArray[np.float64]
 Assignments = tuple[tuple[str, Any], ...]

@@ -2,6 +2,8 @@
 
 A run folder shows which requests clients got, what they sent, what is stored and how it was protected. Responsible
 persons, legal bases and locations are not in it: those lines are left blank.
+
+It is written in English or in Portuguese.
 """
 
 import json
@@ -9,18 +11,202 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mutirao.core.digests import fingerprint
+from mutirao.core.arrays import fingerprint
 from mutirao.core.exclusion import parse_names
 from mutirao.core.fleet import failure_of
 from mutirao.deploy.policy.policy_templates import EXTRAS, METRICS, REQUESTS
-from mutirao.deploy.processing_texts import WORDS, Words
 from mutirao.errors import ConfigError
 from mutirao.experiments.task import NAMES, find
 from mutirao.runs.audit_trail import check_chain
 from mutirao.runs.execute import reopen
 from mutirao.runs.reader import Record
 from mutirao.runs.trust import Trust, distrust
-from mutirao.runs.unlearning import RECORD
+from mutirao.runs.unlearning import RECORD, ROUNDS
+from mutirao.systems.recsys.consent import EVALUATED, POOLED
+
+Words = Mapping[str, str]
+
+ENGLISH = {
+    "title": "Record of processing",
+    "notice": "Written from the run by `mutirao record`, for LGPD Art. 37 and GDPR Art. 30(1). What a run cannot know "
+    "is left **to fill in**. This is no legal advice.",
+    "blank": "**to fill in**",
+    "period": "Period",
+    "rounds": "rounds",
+    "yes": "yes",
+    "no": "no",
+    "# responsible": "Who is responsible (GDPR 30(1)(a), LGPD 5 VI to VIII)",
+    "# purpose": "Purpose and legal basis (GDPR 30(1)(b), LGPD 6 I, 7, 11)",
+    "# subjects": "Data subjects and categories of data (GDPR 30(1)(c))",
+    "# leaves": "What leaves a client",
+    "# recipients": "Recipients and transfers (GDPR 30(1)(d), (e); LGPD 33)",
+    "# retention": "Retention (GDPR 30(1)(f), LGPD 15, 16)",
+    "# measures": "Security measures (GDPR 30(1)(g) and 32, LGPD 46)",
+    "# withdrawals": "Withdrawals (GDPR 7(3) and 17, LGPD 8 § 5 and 18)",
+    "# digests": "Digests (sha256)",
+    "controller": "Controller, with contact",
+    "operator": "Processor (operator), who runs the server",
+    "officer": "Data protection officer (encarregado)",
+    "stated": "Purpose, as communicated to the data subjects",
+    "basis": "Legal basis of each controller",
+    "recipe": "What was trained",
+    "subjects_are": "Data subjects",
+    "users": "the users of a recommender, each a client",
+    "searchers": "people who search, each a client",
+    "client_is": "the run folder does not show which people a client's data are about",
+    "clients": "Clients: {clients}, of which {replied} were asked",
+    "which": "Categories of data",
+    "ratings": "which items a user rated, how, and when",
+    "slides": "pictures of cells and their labels: health data",
+    "queries": "queries, documents and relevance labels",
+    "digits": "a public set of pictures, partitioned among simulated clients",
+    "sensitive": "Special categories (GDPR 9, LGPD 5 II)",
+    "pooled": "Pooled at one place by consent: the data of {pooled} people (digest of their ids `{digest}`)",
+    "stays": "Raw data stay with the clients; what follows are all possible requests and answers, by name. An "
+    "update without noise can give data back: see Security measures.",
+    "not_known": "Not known here, since the run's data could not be read again",
+    "requests": "Asked",
+    "extras": "Sent besides the model",
+    "metrics": "Figure",
+    "arrays": "The model, or the rows of it that a client worked on",
+    "unsaid": "of that name",
+    "bytes": "Sent in all: {bytes_up} bytes from the clients, {bytes_down} to them",
+    "server": "The server, and who runs it",
+    "model_goes": "Every client that is asked receives the model, or the rows of it that it works on",
+    "abroad": "Transfers to other countries",
+    "simulated": "nothing in the trail shows sites of their own: it looks like a simulation on one machine",
+    "kept": "Models kept: {models} of single rounds, the best: {best}; {bytes} bytes with what resuming needs",
+    "files": "Files",
+    "named": "`clients.csv`, the roster and `forget.json` hold the clients' ids: pseudonymous, so personal, data",
+    "until": "Date of erasure, and person responsible",
+    "privacy": "Differential privacy",
+    "secure": "Secure aggregation",
+    "compress": "Compression",
+    "screen": "Filter against false updates",
+    "spent": "Privacy spent",
+    "download": "Rows of the model that are sent (`touched`: those a user names, which reveals what it rated)",
+    "trail_is": "Audit trail: {events} events, {whole}",
+    "whole": "its chain of hashes is whole",
+    "altered": "its chain of hashes is BROKEN in {faults} places; see `mutirao verify`",
+    "transport": "Encryption on the way (TLS, keys), and the sites' policies",
+    "access": "Who may log in, backups, encryption at rest",
+    "excluded": "Clients that withdrew and take no part in this run: {excluded}; their ids are in `config.toml`",
+    "had_part_in": "The last one had part in",
+    "first_contribution": "First round it contributed to",
+    "rounds_kept": "Rounds kept",
+    "rounds_redone": "Rounds made again",
+    "digest_before": "Model before",
+    "digest_after": "Model after",
+    "config": "Configuration",
+    "model": "Final model",
+    "trail": "Head of the audit trail",
+    "None": "–",
+}
+
+PORTUGUESE = {
+    "title": "Registro de operações de tratamento",
+    "notice": "Escrito a partir da execução por `mutirao record`, para o art. 37 da LGPD e o art. 30(1) do GDPR. O que "
+    "a execução não pode saber fica **a preencher**. Isto não é parecer jurídico.",
+    "blank": "**a preencher**",
+    "period": "Período",
+    "rounds": "rodadas",
+    "yes": "sim",
+    "no": "não",
+    "# responsible": "Quem responde (LGPD 5 VI a VIII, GDPR 30(1)(a))",
+    "# purpose": "Finalidade e base legal (LGPD 6 I, 7, 11; GDPR 30(1)(b))",
+    "# subjects": "Dados de quem, e quais (GDPR 30(1)(c))",
+    "# leaves": "O que sai de um cliente",
+    "# recipients": "Destinatários e transferências (LGPD 33; GDPR 30(1)(d), (e))",
+    "# retention": "Retenção (LGPD 15, 16; GDPR 30(1)(f))",
+    "# measures": "Medidas de segurança (LGPD 46; GDPR 30(1)(g) e 32)",
+    "# withdrawals": "Revogações (LGPD 8 § 5 e 18; GDPR 7(3) e 17)",
+    "# digests": "Digests (sha256)",
+    "controller": "Controlador, com contato",
+    "operator": "Operador, que mantém o servidor",
+    "officer": "Encarregado (DPO)",
+    "stated": "Finalidade, como foi dita aos titulares",
+    "basis": "Base legal de cada controlador",
+    "recipe": "O que foi treinado",
+    "subjects_are": "Titulares",
+    "users": "os usuários de um recomendador, cada um um cliente",
+    "searchers": "pessoas que fazem buscas, cada uma um cliente",
+    "client_is": "a execução não sabe de quem são os dados de um cliente",
+    "clients": "Clientes: {clients}, dos quais {replied} foram consultados",
+    "which": "Categorias de dados",
+    "ratings": "que itens um usuário avaliou, como e quando",
+    "slides": "imagens de células e seus rótulos: dados de saúde",
+    "queries": "consultas, documentos e julgamentos de relevância",
+    "digits": "um conjunto público de imagens, repartido entre clientes simulados",
+    "sensitive": "Dados sensíveis (LGPD 5 II, GDPR 9)",
+    "pooled": "Reunidos num só lugar por consentimento: os dados de {pooled} pessoas (digest dos ids `{digest}`)",
+    "stays": "Os dados brutos ficam com os clientes; o que segue é tudo o que lhes pode ser pedido e o que podem "
+    "dizer, pelo nome. Uma atualização sem ruído pode devolver dados: veja Medidas de segurança.",
+    "not_known": "Não se sabe aqui, pois os dados da execução não puderam ser lidos de novo",
+    "requests": "Pedido",
+    "extras": "Dito além do modelo",
+    "metrics": "Número",
+    "arrays": "O modelo, ou as linhas dele em que um cliente trabalhou",
+    "unsaid": "com esse nome",
+    "bytes": "Enviados ao todo: {bytes_up} bytes dos clientes, {bytes_down} para eles",
+    "server": "O servidor, e quem o mantém",
+    "model_goes": "Todo cliente consultado recebe o modelo, ou as linhas dele em que trabalha",
+    "abroad": "Transferências internacionais",
+    "simulated": "nada na trilha mostra sites próprios: parece uma simulação numa só máquina",
+    "kept": "Modelos guardados: {models} de rodadas, o melhor: {best}; {bytes} bytes com o que é preciso para retomar",
+    "files": "Arquivos",
+    "named": "`clients.csv`, a lista de clientes e `forget.json` têm os ids dos clientes: são dados pseudonimizados, "
+    "portanto pessoais",
+    "until": "Eliminados até, e por quem",
+    "privacy": "Privacidade diferencial",
+    "secure": "Agregação segura",
+    "compress": "Compressão",
+    "screen": "Filtro contra atualizações falsas",
+    "spent": "Privacidade gasta",
+    "download": "Linhas do modelo enviadas (`touched`: as que o usuário nomeia, o que diz o que avaliou)",
+    "trail_is": "Trilha de auditoria: {events} eventos, {whole}",
+    "whole": "com a cadeia de hashes íntegra",
+    "altered": "com a cadeia de hashes ROMPIDA em {faults} lugares; veja `mutirao verify`",
+    "transport": "Cifragem no caminho (TLS, chaves), e as políticas dos sites",
+    "access": "Quem pode entrar, cópias de segurança, cifragem em repouso",
+    "excluded": "Clientes que revogaram e não têm parte nesta execução: {excluded}; os ids estão em `config.toml`",
+    "had_part_in": "O último tinha parte em",
+    "first_contribution": "Primeira rodada para a qual contribuiu",
+    "rounds_kept": "Rodadas mantidas",
+    "rounds_redone": "Rodadas refeitas",
+    "digest_before": "Modelo antes",
+    "digest_after": "Modelo depois",
+    "config": "Configuração",
+    "model": "Modelo final",
+    "trail": "Topo da trilha de auditoria",
+    "None": "–",
+    ROUNDS: "as rodadas",
+    POOLED: "aqueles cujas avaliações reunidas dão início aos vetores dos itens",
+    EVALUATED: "aqueles que julgam o modelo",
+    "requests.train": "uma atualização do modelo, feita com os dados do cliente",
+    "requests.evaluate": "como o modelo vai no que o cliente guarda: os números abaixo",
+    "requests.probe": "o mesmo em poucas amostras, antes de ser escolhido para uma rodada",
+    "requests.agree": "se o cliente tem o que todos combinaram: sim ou não, e nenhum número",
+    "requests.rows": "de que linhas do modelo precisa: na recomendação, que itens o usuário avaliou",
+    "requests.profile": "de cada coluna contagens, média, dispersão e categorias comuns, antes da primeira rodada",
+    "requests.warm": "como o modelo muda com os dados do cliente, numa assinatura curta com que se formam grupos",
+    "requests.fit": "como vai um modelo ajustado aos dados do cliente, que fica com ele",
+    "requests.take": "um modelo do grupo, que fica com o cliente, se chega atrasado",
+    "extras.items": "os números dos itens que o usuário avaliou",
+    "extras.signature": "a resposta ao aquecimento",
+    "extras.holdings": "que classes o cliente tem, sim ou não cada uma, às claras",
+    "extras.profile": "a resposta ao pedido desse nome",
+    "extras.squared_errors": "o erro de CADA amostra no modelo enviado",
+    "extras.batch_sizes": "como esses erros se repartem em lotes",
+    "extras.control": "o gradiente de TODAS as amostras no modelo enviado, menos o anterior",
+    "metrics.loss": "perda média nas amostras usadas",
+    "metrics.accuracy": "fração delas que está certa",
+    "metrics.entropy": "quão indeciso está o modelo, em média",
+    "metrics.epsilon": "privacidade gasta até aqui; não diz nada dos dados",
+    "metrics.epsilon_next": "privacidade a que mais uma rodada levaria; não diz nada dos dados",
+}
+
+WORDS: Mapping[str, Words] = {"en": ENGLISH, "pt": PORTUGUESE}
+
 
 MEASURES = ("privacy", "secure", "compress", "screen")
 # Recipes in which a client is a person; of others the run does not know.

@@ -28,8 +28,7 @@ from mutirao.deploy.processes import (
     why_not_admitted,
 )
 from mutirao.deploy.provisioning import compose_text, create_server, create_site, store_key
-from mutirao.deploy.server.admission import admit
-from mutirao.deploy.server.control_calls import server_info
+from mutirao.deploy.server.control_calls import admit, server_info
 from mutirao.deploy.server.submission import absolute_paths, follow, submit
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.experiments.task import find

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mutirao.clustering.choices import FIT_EPOCHS
+from mutirao.clustering.context import FIT_EPOCHS
 from mutirao.clustering.group_state import Grouping
 from mutirao.clustering.signature_handler import SIGNS
 from mutirao.clustering.signatures import add_noise, generator, noise_of

@@ -1,19 +1,39 @@
-"""Evaluation of the groups' models on their clients' own test data, and which groups have settled."""
+"""Evaluation of the groups' models on their clients' own test data, and which groups have settled.
 
+References for groups: each client alone, and one FedAvg model fine-tuned by each client; and which model is served.
+
+At the end of a run every client fits a few models to its own samples and reports their metrics; no model leaves it:
+
+- `groups`: its group's model as it is, and `groups_finetuned`: the same after a round's training at the client;
+- `finetuned`: a FedAvg model of all clients, trained for this in `rounds` rounds, after as much; where all clients are
+  in one group, its model;
+- `alone`: the common first model, trained by the client for as many epochs as it trained in the run, at most `alone`.
+
+Test samples measure how good the served models are. Which model is served is chosen on held-out samples, which are not
+trained on: the one with the best mean, but groups unless it is better by more than one standard error of the clients'
+differences (the rule of Breiman, Friedman, Olshen and Stone, 1984).
+"""
+
+import json
+import logging
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from mutirao.clustering.context import GroupContext
+from mutirao.aggregation import FedAvg
+from mutirao.clustering.context import FIT_EPOCHS, EvaluateGroups, GroupContext, Plan
 from mutirao.clustering.formation import quality
-from mutirao.clustering.group_state import Grouping
-from mutirao.clustering.plan import EvaluateGroups, Plan
-from mutirao.core.arrays import part_of
+from mutirao.clustering.group_state import HOME, Grouping
+from mutirao.core.arrays import Arrays, part_of
 from mutirao.core.client_evaluation import summarise
-from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar
+from mutirao.core.fleet import ClientId, Failure, Fleet, Reply, Request, Scalar
 from mutirao.core.records import Row
-from mutirao.core.rounds import Run
+from mutirao.core.rounds import Group, Run, step, wait_for_clients
 from mutirao.core.validation import fault_of_extras, sift
+from mutirao.errors import Diverged, TooFewClients, TooFewReplies
+from mutirao.selection import Uniform
 
 # The least rise of a group's score that counts as a gain (`stable`): one of 500 test samples. Less is chance.
 GAIN = 0.002
@@ -121,3 +141,223 @@ def class_map_of(state: Grouping, group: str) -> dict[str, Scalar]:
     if names == list(range(state.total or len(names))):
         return {}
     return {"classes": ",".join(map(str, names))}
+
+
+log = logging.getLogger("mutirao")
+
+SERVED_MODELS = ("groups", "groups_finetuned", "finetuned", "alone")
+MEMORY_KEY = HOME + "served"  # in the run's memory
+VALIDATION_ACCURACY = "accuracy_held"  # a metric: accuracy on held-out samples
+STANDARD_ERRORS = 1.0  # by which another model must be better than that of groups
+DESCRIPTIONS = {
+    "groups": "the models of their groups",
+    "groups_finetuned": "the models of their groups, fine-tuned",
+    "finetuned": "one FedAvg model, fine-tuned",
+    "alone": "training alone",
+}
+Fits = dict[str, dict[ClientId, dict[str, float]]]  # metrics by model and client
+
+
+@dataclass(frozen=True)
+class References:
+    """How long references train, and which models clients get: `serve` is one of `SERVED_MODELS`, or `auto`."""
+
+    rounds: int  # of FedAvg
+    epochs: int  # of a round, and of fine-tuning
+    alone: int  # most epochs of a client alone (0: as many as in the run)
+    per_round: int | float = 0.5  # clients of a round: a share of all, or that many for each group
+    serve: str = "groups"
+    repeats_rounds: bool = False  # whether requests give a number of rounds to train, and not of epochs
+
+    def effort(self, rounds: int) -> dict[str, Scalar]:
+        """The part of a request's configuration that makes a client train as long as in that many rounds."""
+        if self.repeats_rounds:
+            return {"times": rounds}
+        epochs = rounds * self.epochs
+        return {FIT_EPOCHS: min(self.alone, epochs) if self.alone else epochs}
+
+
+def compare_with_references(run: Run, fleet: Fleet, plan: Plan, settings: References) -> Row:
+    """Train the references, evaluate them on the clients, and store the comparison; returns columns for the record."""
+    state = Grouping.from_memory(run.memory)
+    if state is None:
+        return {}
+    try:
+        fedavg = train_fedavg(run, fleet, plan, settings, state.groups.count) if state.groups.count > 1 else None
+    except (TooFewReplies, TooFewClients, Diverged) as error:
+        log.warning("no references for the groups: FedAvg for comparison failed: %s", error)
+        return {}
+    metric = plan.monitor
+    requests = requests_of(run, plan, state, settings, fedavg)
+    present = {c for c in fleet.clients() if plan.honest(c)}
+    fits: Fits = {}
+    for way in SERVED_MODELS:
+        fits[way] = ask_to_fit(fleet, {c: r for c, r in requests[way].items() if c in present}, metric)
+    clients = sorted(set.intersection(*(set(found) for found in fits.values())))
+    if not clients:
+        log.warning("no references for the groups: no client has fitted all of %s", ", ".join(SERVED_MODELS))
+        return {}
+    held_out = held_out_accuracies(fits, clients)
+    served = settings.serve
+    why = f"serve={settings.serve}"
+    if settings.serve == "auto":
+        served, why = choose_served(held_out)
+    if served != "groups":
+        ask_to_fit(fleet, {c: with_keep(requests[served][c]) for c in clients}, metric)
+    run.sites = fleet.snapshot()
+    means: dict[str, float] = {}
+    for way, found in fits.items():
+        means[way] = float(np.mean([found[c][metric] for c in clients]))
+    efforts = [requests["alone"][c].config for c in clients]
+    if settings.repeats_rounds:
+        epochs = [int(effort["times"]) * settings.epochs for effort in efforts]
+    else:
+        epochs = [int(effort[FIT_EPOCHS]) for effort in efforts]
+    comparison = {
+        "clients": len(clients),
+        "judge": metric,
+        "means": means,
+        "held": {way: float(np.mean(values)) for way, values in held_out.items() if values},
+        "fedavg_rounds": settings.rounds if fedavg is not None else run.round,
+        "finetuned_epochs": settings.epochs,
+        "alone_epochs": float(np.mean(epochs)),
+        "served": served,
+        "why": why,
+        "warnings": warnings_of(means, served, metric, plan.higher_is_better),
+    }
+    return store_comparison(run, comparison, plan.higher_is_better)
+
+
+def held_out_accuracies(fits: Fits, clients: list[ClientId]) -> dict[str, list[float]]:
+    """The accuracies on held-out samples by model, of the clients that report them for all models."""
+    complete = [c for c in clients if all(VALIDATION_ACCURACY in found[c] for found in fits.values())]
+    held_out = {}
+    for way, found in fits.items():
+        held_out[way] = [found[c][VALIDATION_ACCURACY] for c in complete]
+    return held_out
+
+
+def store_comparison(run: Run, comparison: dict[str, Any], higher_is_better: bool) -> Row:
+    """Store the comparison with the run, and log it; returns columns for the record."""
+    run.memory = run.memory | {MEMORY_KEY: np.frombuffer(json.dumps(comparison).encode(), np.uint8).copy()}
+    metric = comparison["judge"]
+    means = comparison["means"]
+    served = comparison["served"]
+    for line in comparison["warnings"]:
+        log.warning("round %d: %s", run.round, line)
+    log.info("round %d: clients are served by %s: %s", run.round, DESCRIPTIONS[served], comparison["why"])
+    row: Row = {f"{metric}_{way}": value for way, value in means.items() if way != "groups"}
+    sign = 1 if higher_is_better else -1
+    gains = {f"gain_{way}": sign * (means[served] - means[way]) for way in ("alone", "finetuned")}
+    return row | {f"{metric}_served": means[served]} | gains
+
+
+def directions_of(metric: str, higher_is_better: bool = True) -> dict[str, str]:
+    """The direction of each column that the comparison adds to the record."""
+    directions = {"gain_alone": "higher", "gain_finetuned": "higher"}
+    for name in ("served", *SERVED_MODELS[1:]):
+        directions[f"{metric}_{name}"] = "higher" if higher_is_better else "lower"
+    return directions
+
+
+def stored_comparison(run: Run) -> dict[str, Any]:
+    """What `compare_with_references` stored in the run; empty before."""
+    if MEMORY_KEY in run.memory:
+        stored: dict[str, Any] = json.loads(run.memory[MEMORY_KEY].tobytes())
+        return stored
+    return {}
+
+
+def train_fedavg(run: Run, fleet: Fleet, plan: Plan, settings: References, groups: int) -> Arrays:
+    """FedAvg over all clients from the common first model, as a run of its own of which only the model is kept."""
+    share = settings.per_round if isinstance(settings.per_round, float) else settings.per_round * groups
+    other = Run(plan.model(plan.classes), seed=run.seed)
+    wait_for_clients(other.roster, fleet, 1, plan.patience)
+    group = Group(Uniform(share), FedAvg(), filters=plan.filters, size_cap=plan.size_cap, metrics=plan.allowed_metrics)
+    for _ in range(settings.rounds):
+        step(other, fleet, [group], patience=plan.patience)
+    return other.arrays
+
+
+def requests_of(
+    run: Run, plan: Plan, state: Grouping, settings: References, fedavg: Arrays | None
+) -> dict[str, dict[ClientId, Request]]:
+    """The requests to fit each of `SERVED_MODELS`; without `fedavg` the only group's model is the common one."""
+    config: dict[str, Scalar] = {"seed": run.seed, "round": run.round + 1}
+    fresh = plan.model(plan.classes)
+    one_round = replace(settings, alone=0).effort(1)
+    out: dict[str, dict[ClientId, Request]] = {way: {} for way in SERVED_MODELS}
+    for group, members in state.groups.members().items():
+        own = request_of(run, state, group, "fit")
+        tuned = Request("fit", own.arrays, {**own.config, **config, **one_round})
+        common = tuned if fedavg is None else Request("fit", fedavg, {**config, **one_round})
+        for client in members:
+            times = int(run.roster.replied[run.roster.row(client)]) if client in run.roster else 0
+            out["groups"][client] = own
+            out["groups_finetuned"][client] = tuned
+            out["finetuned"][client] = common
+            out["alone"][client] = Request("fit", fresh, {**config, **settings.effort(max(1, times))})
+    return out
+
+
+def with_keep(request: Request) -> Request:
+    """The same request, whose model the client keeps."""
+    return replace(request, config={**request.config, "keep": True})
+
+
+def ask_to_fit(fleet: Fleet, requests: Mapping[ClientId, Request], metric: str) -> dict[ClientId, dict[str, float]]:
+    """The metrics of the models that clients have fitted."""
+    replies: dict[ClientId, Reply] = sift(fleet.ask(requests), fault_of_evaluation).replies if requests else {}
+    return {c: dict(r.metrics) for c, r in replies.items() if metric in r.metrics}
+
+
+def choose_served(held: Mapping[str, list[float]]) -> tuple[str, str]:
+    """The model that is best on held-out samples, and why; that of groups, unless another is significantly better.
+
+    >>> choose_served({"groups": [0.6, 0.5, 0.7], "alone": [0.9, 0.9, 0.95]})
+    ('alone', 'on held-out samples 91.7%, 31.7 points above the models of their groups (standard error 4.4)')
+    """
+    if not held["groups"] or len({len(values) for values in held.values()}) > 1:
+        return "groups", "too few clients have held-out samples to choose by"
+    best = "groups"
+    why = "on held-out samples no other model is better by more than a standard error"
+    most = float(np.mean(held["groups"]))
+    for way, (gain, error) in gains_in(held).items():
+        if gain > STANDARD_ERRORS * error and float(np.mean(held[way])) > most:
+            best = way
+            most = float(np.mean(held[way]))
+            above = f"{100 * gain:.1f} points above {DESCRIPTIONS['groups']} (standard error {100 * error:.1f})"
+            why = f"on held-out samples {100 * most:.1f}%, {above}"
+    return best, why
+
+
+def gains_in(held: Mapping[str, list[float]]) -> dict[str, tuple[float, float]]:
+    """The mean gain of the other models over groups, and its standard error over clients."""
+    base = np.asarray(held["groups"], np.float64)
+    found = {}
+    for way, values in held.items():
+        gain = np.asarray(values) - base
+        if way != "groups":
+            error = float(np.std(gain, ddof=1) / np.sqrt(len(gain))) if len(gain) > 1 else np.inf
+            found[way] = float(gain.mean()), error
+    return found
+
+
+def warnings_of(
+    means: Mapping[str, float], served: str, metric: str = "accuracy", higher_is_better: bool = True
+) -> list[str]:
+    """Warnings where clients would be better off without groups, and which model they get."""
+    found = []
+    instead = "" if served == "groups" else f"; they get {DESCRIPTIONS[served]} instead"
+    for way in ("alone", "finetuned"):
+        loss = means[way] - means["groups"] if higher_is_better else means["groups"] - means[way]
+        if loss <= 0:
+            continue
+        if metric.startswith("accuracy"):
+            how = f"{100 * loss:.1f} points"
+            both = f"{metric} {100 * means['groups']:.1f}% against {100 * means[way]:.1f}%"
+        else:
+            how = f"{loss:.4g}"
+            both = f"{metric} {means['groups']:.4g} against {means[way]:.4g}"
+        found.append(f"groups serve clients {how} worse than {DESCRIPTIONS[way]} does ({both}){instead}")
+    return found

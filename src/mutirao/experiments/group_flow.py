@@ -5,11 +5,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from mutirao.clustering.context import EvaluateGroups, GroupMetrics, Plan
 from mutirao.clustering.formation import NoiseRule
 from mutirao.clustering.group_hyperparameters import SharedHyperparameters
-from mutirao.clustering.group_state import Grouping
-from mutirao.clustering.membership import Groups
-from mutirao.clustering.plan import EvaluateGroups, GroupMetrics, Plan
+from mutirao.clustering.group_state import Grouping, Groups
 from mutirao.clustering.signature_handler import find_last_layer
 from mutirao.clustering.signatures import noise_of
 from mutirao.compression import compress_of
@@ -21,8 +20,7 @@ from mutirao.core.parts import AnyAggregator, AnySelector, as_aggregator, check_
 from mutirao.core.records import Row
 from mutirao.core.rounds import Evaluate, Group, Patience, Round, Run
 from mutirao.errors import ConfigError
-from mutirao.experiments.async_flow import check_synchronous
-from mutirao.experiments.group_references import References, compare_with_references
+from mutirao.experiments.group_evaluation import References, compare_with_references
 from mutirao.experiments.group_rounds import train_groups
 from mutirao.experiments.grouping import (
     evaluated_by_clients,
@@ -31,8 +29,14 @@ from mutirao.experiments.grouping import (
     reference_rounds,
     signature_of,
 )
-from mutirao.experiments.population_checks import check_clients_per_round
-from mutirao.experiments.simulated_parts import build_aggregate, build_screen, overcommit_of, simulate
+from mutirao.experiments.simulated_parts import (
+    build_aggregate,
+    build_screen,
+    check_clients_per_round,
+    check_synchronous,
+    overcommit_of,
+    simulate,
+)
 from mutirao.privacy import NextRound, Settings, build_privacy, within_budget
 from mutirao.privacy.secure_aggregation.kinds import secure_of
 from mutirao.randomness import rng

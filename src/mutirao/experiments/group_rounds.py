@@ -14,10 +14,9 @@ import numpy as np
 
 from mutirao.clustering.base import Grouper, GroupUpdates, as_grouper
 from mutirao.clustering.context import GroupContext
-from mutirao.clustering.group_state import Grouping
-from mutirao.clustering.late_joiners import find_shared_keys
-from mutirao.clustering.membership import WAITING
-from mutirao.clustering.plan import Plan as Plan
+from mutirao.clustering.context import Plan as Plan
+from mutirao.clustering.formation import find_shared_keys
+from mutirao.clustering.group_state import WAITING, Grouping
 from mutirao.core.arrays import Arrays, as_part, part_of
 from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Scalar, traffic
 from mutirao.core.parts import Screened

@@ -27,7 +27,7 @@ from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.experiments.artifacts import Picture
 from mutirao.experiments.disclosure import Disclosure
-from mutirao.experiments.group_references import directions_of, stored_comparison
+from mutirao.experiments.group_evaluation import directions_of, stored_comparison
 from mutirao.experiments.personal_models import client_metric_names, without_common_model
 from mutirao.privacy import build_privacy
 

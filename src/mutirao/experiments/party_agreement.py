@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mutirao.core.agreed_handler import AgreedHandler
 from mutirao.core.agreement import (
     AGREED,
+    AgreedHandler,
     AgreementFleet,
     Combine,
     agree_on,

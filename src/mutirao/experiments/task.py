@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
-from mutirao.clustering.plan import EvaluateGroups
+from mutirao.clustering.context import EvaluateGroups
 from mutirao.compression import Compression, NoCompression, compress_of
 from mutirao.config import Common, build, load_name, nearest
 from mutirao.core.agreement import agreement_config
@@ -19,9 +19,7 @@ from mutirao.core.parts import AnyHandler, as_handler, check_needs, names_of
 from mutirao.core.rounds import Evaluate, Group, Patience, Round, Run, train
 from mutirao.errors import ConfigError
 from mutirao.experiments.artifacts import Artifacts
-from mutirao.experiments.async_flow import is_asynchronous, make_asynchronous
 from mutirao.experiments.disclosure import Disclosure, is_private, ordinary_disclosure
-from mutirao.experiments.early_stopping import EarlyStopping
 from mutirao.experiments.group_flow import federate_groups
 from mutirao.experiments.grouping import (
     Predictions,
@@ -32,8 +30,17 @@ from mutirao.experiments.grouping import (
     make_grouped,
 )
 from mutirao.experiments.personal_models import ClientRoles, make_personal, personal_of
-from mutirao.experiments.population_checks import check_clients_per_round, check_min_clients
-from mutirao.experiments.simulated_parts import build_aggregate, build_screen, build_select, simulate
+from mutirao.experiments.simulated_parts import (
+    EarlyStopping,
+    build_aggregate,
+    build_screen,
+    build_select,
+    check_clients_per_round,
+    check_min_clients,
+    is_asynchronous,
+    make_asynchronous,
+    simulate,
+)
 from mutirao.metrics import direction_of
 from mutirao.privacy import build_privacy, within_budget
 from mutirao.privacy.secure_aggregation import NoSecureAggregation, Secure

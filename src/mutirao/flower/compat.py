@@ -16,8 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from mutirao.core.arrays import Array, Arrays
 from mutirao.core.fleet import Failure, Reply, Request, Scalar, failure_of
 from mutirao.errors import ConfigError
-from mutirao.flower.messages import clean_line, failure_in, pack, unpack
-from mutirao.flower.serialization import MalformedError
+from mutirao.flower.messages import MalformedError, clean_line, failure_in, pack, unpack
 
 COUNT = "num-examples"
 ROUND = "server-round"

@@ -14,12 +14,10 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from mutirao.core.arrays import Arrays
-from mutirao.core.digests import reply_fingerprint
-from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Scalar, collect
+from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Scalar, collect, reply_fingerprint
 from mutirao.core.roster import Roster
-from mutirao.flower.async_requests import AsyncRequests, SentRequest
+from mutirao.flower.async_requests import AsyncRequests, Mailbox, Read, SentRequest
 from mutirao.flower.compat import flower_message, flower_reply_in, required_extras
-from mutirao.flower.mailbox import Mailbox, Read
 from mutirao.flower.messages import (
     CLOCK_TOLERANCE,
     audit_head_in,

@@ -19,7 +19,6 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from mutirao.config import Part, build, complete_part
 from mutirao.core.arrays import Arrays
-from mutirao.core.bounds import SIZE_CAP
 from mutirao.core.fleet import Answers, ClientId, Fleet, collect
 from mutirao.core.group import (
     Group,
@@ -33,11 +32,10 @@ from mutirao.core.group import (
 from mutirao.core.parts import USUAL, AnyAggregator, AnyFilter, AnySelector, names_of, request_config
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import Patience, client_rows, mean_metrics, round_failure, wait_for_clients
-from mutirao.core.validation import fault_of_extras, faults, set_aside, sift
+from mutirao.core.validation import SIZE_CAP, fault_of_extras, faults, set_aside, sift
 from mutirao.errors import ConfigError, Diverged
 from mutirao.flower.compat import COUNT, ERRORS, ROUND, config_for, errors_in, flower_reply_in
-from mutirao.flower.messages import pack, unpack
-from mutirao.flower.serialization import MalformedError
+from mutirao.flower.messages import MalformedError, pack, unpack
 from mutirao.selection import Uniform
 
 log = logging.getLogger("mutirao")

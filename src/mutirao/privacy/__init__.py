@@ -23,19 +23,18 @@ import numpy as np
 
 from mutirao.config import Part, Scalar, build, handed_over
 from mutirao.core.arrays import Arrays
-from mutirao.core.bounds import SIZE_CAP, lower_median
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_of
 from mutirao.core.parts import AnyAggregator, AnyHandler, AnySelector, Many, as_aggregator, as_handler
 from mutirao.core.rounds import Round, Run
 from mutirao.core.sparse_rows import to_dense
+from mutirao.core.validation import SIZE_CAP, lower_median
 from mutirao.deprecation import former_names
 from mutirao.errors import BudgetSpent, ConfigError, Refused
 from mutirao.privacy.accounting import Releases, add_releases, epsilon, worst_case
-from mutirao.privacy.central_noise import CLIP, NoisyMean, Poisson
+from mutirao.privacy.central_noise import CLIP, AdaptiveClip, NoisyMean, Poisson
 from mutirao.privacy.central_noise import RELEASES as RELEASES
-from mutirao.privacy.clipping import AdaptiveClip
-from mutirao.privacy.clipping import add_noise as add_noise
-from mutirao.privacy.clipping import clip_update as clip_update
+from mutirao.privacy.central_noise import add_noise as add_noise
+from mutirao.privacy.central_noise import clip_update as clip_update
 from mutirao.privacy.settings import EPSILON as EPSILON
 from mutirao.privacy.settings import NEXT as NEXT
 from mutirao.privacy.settings import NOISE, AtServer

@@ -8,7 +8,7 @@ from typing import Any
 
 from mutirao.core.rounds import Run
 from mutirao.metrics import Direction, direction_of
-from mutirao.runs.column_names import metrics_in_row
+from mutirao.runs.csv_tables import metrics_in_row
 from mutirao.runs.reader import Record
 from mutirao.runs.run_folder import load_run
 from mutirao.templates import macros

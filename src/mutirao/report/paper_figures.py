@@ -13,8 +13,19 @@ import numpy as np
 from mutirao.config import nearest
 from mutirao.errors import ConfigError
 from mutirao.report.plot_kinds import file_in
-from mutirao.report.plot_style import BRIGHT, INK, PALE, add_legend, blank, count_on, palette, save, scatter_risks, tidy
-from mutirao.report.plots import average
+from mutirao.report.plots import (
+    BRIGHT,
+    INK,
+    PALE,
+    add_legend,
+    average,
+    blank,
+    count_on,
+    palette,
+    save,
+    scatter_risks,
+    tidy,
+)
 from mutirao.runs.reader import Columns, Floats, Record, json_of
 from mutirao.studies.targets import runs_by_method, sign_of
 

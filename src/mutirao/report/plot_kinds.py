@@ -1,17 +1,22 @@
-"""The kinds of pictures that `mutirao plot` can draw of a finished or running run, or of a study, by name."""
+"""The kinds of pictures that `mutirao plot` can draw of a finished or running run, or of a study, by name.
+
+`draw_study` draws those that every study leaves in its folder.
+"""
 
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from mutirao.config import load_name, nearest
 from mutirao.errors import ConfigError
-from mutirao.report.participation_plots import draw_best, draw_participation, draw_shares
-from mutirao.report.plots import draw_curves
-from mutirao.runs.column_names import metrics_in_row
+from mutirao.report.plots import draw_bands, draw_curves
+from mutirao.report.run_plots import draw_best, draw_participation, draw_shares
+from mutirao.runs.csv_tables import USUAL, metrics_in_row
 from mutirao.runs.participation import participation_in
 from mutirao.runs.reader import Record
 from mutirao.studies.selection_policies import require_metric, targets_of, write_comparison
+from mutirao.studies.study import Study, results
 from mutirao.studies.targets import runs_by_method
 
 # What a kind shows, and the module with its function `plot_KIND(folder, out) -> files`: listing them imports nothing.
@@ -34,6 +39,10 @@ KINDS = {
     "users": ("rounds to a target by clients a round, of a study over per_round", "mutirao.report.paper_figures"),
 }
 Draw = Callable[..., list[Path]]
+
+# What a system draws of a study beside that, as `package.module:function(study, out)`; it draws nothing of others'
+# runs.
+SYSTEM_PLOTS = ("mutirao.systems.ranking.report:draw_queries",)
 
 
 def draw(folder: Path, kind: str, out: Path | None = None, **options: str | float | Sequence[float]) -> list[Path]:
@@ -85,3 +94,20 @@ def file_in(out: Path, name: str) -> Path:
     if out.is_dir() or not out.suffix:
         return out / name
     return out
+
+
+def draw_study(study: Study, out: Path) -> list[Path]:
+    """One picture a metric, the mean curve of each method with its 95% interval; and one of queries, if runs tell."""
+    curves: dict[str, dict[str, list[list[tuple[int, float]]]]] = {}
+    for cell, record in results(study, out):
+        for metric in study.metrics or tuple(k for k in record.rows[-1] if k in USUAL):
+            points = [(row["round"], row[metric]) for row in record.rows if metric in row]
+            curves.setdefault(metric, {}).setdefault(cell.method, []).append(points)
+    paths = []
+    for metric, methods in curves.items():
+        path = out / f"curves_{quote(metric.replace('@', '_at_'), safe=' ,')}.png"
+        draw_bands(methods, metric, path)
+        paths.append(path)
+    for draw in SYSTEM_PLOTS:
+        paths += load_name(draw)(study, out)
+    return paths

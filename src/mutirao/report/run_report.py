@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from mutirao.experiments.task import PYTHON
-from mutirao.report import charts, client_charts
+from mutirao.report import charts
 from mutirao.report.html_page import Page, is_steady
 from mutirao.report.run_state import RunState, state_in
 from mutirao.report.sentences import duration, figure, label_of, privacy_sentences, sentences
@@ -35,8 +35,8 @@ def run_page(record: Record) -> Page:
         if not is_steady(c) or any(s["name"] not in headline for s in c["series"])
     ]
     add_charts(page, "How it learned", curves)
-    add_charts(page, "The data", client_charts.chart_partition(record))
-    add_charts(page, "Who took part", client_charts.chart_participation(record))
+    add_charts(page, "The data", charts.chart_partition(record))
+    add_charts(page, "Who took part", charts.chart_participation(record))
     add_ends(page, record)
     add_charts(page, "Groups", charts.chart_groups(record))
     if groups := record.groups():
@@ -69,7 +69,7 @@ def add_charts(page: Page, title: str, charts: Iterable[charts.Spec]) -> None:
 def add_ends(page: Page, record: Record) -> None:
     """Who was selected most and least often, by name, where there are too many for a line each in the heat map."""
     names, times = record.selections()
-    if len(names) <= client_charts.MOST_ROWS:
+    if len(names) <= charts.MOST_ROWS:
         return
     _, counted = record.participation()
     last = np.zeros(len(names), np.int64)

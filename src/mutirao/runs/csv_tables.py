@@ -1,11 +1,20 @@
-"""CSV tables of a run folder, to which rows are only appended; a row that a crash cut off is ignored."""
+"""CSV tables of a run folder, to which rows are only appended; a row that a crash cut off is ignored.
+
+A table is read by columns, in about as much memory as it takes on disk, also with a million rows. Columns that are not
+named here are metrics or clients' figures.
+"""
 
 import csv
 import itertools
+import math
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from mutirao.errors import Damaged
 from mutirao.io import append_whole, name_path_in_errors, plain_value, write_plain, write_rows
@@ -129,3 +138,152 @@ def read_csv_parts(path: Path) -> Iterator[tuple[list[str], list[list[str]]]]:
             yield header, [cells for cells in some if len(cells) == len(header)]
         if not sent:
             yield header, []
+
+
+Floats = npt.NDArray[np.float64]
+Codes = npt.NDArray[np.intp]
+LARGEST = 2.0**53  # the bound of integers in a file, which may contain anything
+BREAK = "\n"  # between the cells of a column; our own tables have none within a cell
+
+
+class Columns:
+    """A CSV file by columns; a missing column is empty."""
+
+    def __init__(self, path: Path) -> None:
+        self.names: list[str] = []
+        self.lengths: list[int] = []  # of each part, in rows
+        self._parts: dict[str, list[str]] = {}  # a column as one text for each part, a line for each cell
+        self._numbers: dict[str, Floats] = {}
+        self._codes: dict[str, tuple[list[str], Codes]] = {}
+        for self.names, rows in read_csv_parts(path):
+            if rows:
+                self.lengths.append(len(rows))
+                for name, cells in zip(self.names, zip(*rows, strict=True), strict=True):
+                    self._parts.setdefault(name, []).append(join_cells(cells))
+        self.length = sum(self.lengths)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._parts
+
+    def cells(self, name: str) -> Iterator[list[str]]:
+        """A column's cells as text, part by part."""
+        if name not in self._parts:
+            yield from ([""] * length for length in self.lengths)
+            return
+        for text in self._parts[name]:
+            yield text.split(BREAK)
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A column's cells as text; use `codes` for long tables."""
+        return tuple(cell for part in self.cells(name) for cell in part)
+
+    def codes(self, name: str) -> tuple[list[str], Codes]:
+        """A column's distinct texts, in the order of their first rows, and each row's index into them."""
+        if name not in self._codes:
+            seen: dict[str, int] = {}
+            codes = np.zeros(self.length, np.intp)
+            at = 0
+            for part in self.cells(name):
+                codes[at : at + len(part)] = [seen.setdefault(cell, len(seen)) for cell in part]
+                at += len(part)
+            self._codes[name] = list(seen), codes
+        return self._codes[name]
+
+    def where(self, name: str, text: str) -> npt.NDArray[np.bool_]:
+        """The rows in which a column has this text."""
+        texts, codes = self.codes(name)
+        if text not in texts:
+            return np.zeros(self.length, np.bool_)
+        return np.asarray(codes == texts.index(text))
+
+    def numbers(self, name: str) -> Floats:
+        """A column as numbers, NaN for other cells."""
+        if name not in self._numbers:
+            parts = [numbers_of(part) for part in self.cells(name)] if name in self else []
+            self._numbers[name] = np.concatenate(parts) if parts else np.full(self.length, np.nan)
+        return self._numbers[name]
+
+    def wholes(self, name: str) -> npt.NDArray[np.int64]:
+        """A column as integers, 0 for other cells."""
+        return np.clip(np.nan_to_num(self.numbers(name)), -LARGEST, LARGEST).astype(np.int64)
+
+
+def join_cells(cells: tuple[str, ...]) -> str:
+    """Cells as one text, a line for each."""
+    text = BREAK.join(cells)
+    if text.count(BREAK) < len(cells):
+        return text
+    return BREAK.join(str(plain_value(cell)) for cell in cells)
+
+
+def numbers_of(cells: list[str]) -> Floats:
+    """Cells as numbers, NaN for all that are not finite."""
+    try:
+        values = np.array([cell or "nan" for cell in cells], np.float64)
+    except ValueError:  # not all of them are numbers
+        return np.array([finite_or_nan(cell) for cell in cells], np.float64)
+    values[~np.isfinite(values)] = np.nan
+    return values
+
+
+def finite_or_nan(text: str) -> float:
+    """A finite number, or NaN."""
+    try:
+        value = float(text)
+    except ValueError:
+        return math.nan
+    if math.isfinite(value):
+        return value
+    return math.nan
+
+
+# history.csv has a row for each round. All other columns are metrics; those that begin with `train_` are the clients'
+# training metrics.
+HISTORY = frozenset({"round", "seconds", "selected", "replied", "failed", "rejected", "bytes_down", "bytes_up"})
+HISTORY |= {"probed", "probe_bytes", "probe_seconds", "sim_seconds", "sim_joules", "available", "waited", "clip"}
+HISTORY |= {"drifted"}
+# clients.csv has a row for each client selected in a round. All other columns are figures that clients reported or the
+# method computed.
+TEXTS = frozenset({"client", "group", "failure", "rejected"})  # never converted to numbers: a client may be called 007
+SIMULATED = frozenset({"sim_seconds", "sim_joules"})
+CLIENTS = TEXTS | SIMULATED | {"round", "try", "replied", "n", "n_declared", "weight", "age"}
+USUAL = ("accuracy", "balanced_accuracy", "ndcg@5", "rmse", "auc")  # the monitor of runs that name none
+
+
+def metrics_among(names: Iterable[str]) -> list[str]:
+    """The columns of history.csv that are metrics of the model."""
+    return [name for name in names if name not in HISTORY and not name.startswith("train_")]
+
+
+def metrics_in_row(row: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics in a row of history, without the counters."""
+    return {name: row[name] for name in metrics_among(row)}
+
+
+def client_figures(row: Mapping[str, Any]) -> dict[str, float]:
+    """The clients' figures in a row of clients.csv."""
+    return {k: float(v) for k, v in row.items() if k not in CLIENTS and isinstance(v, int | float)}
+
+
+def likely_monitor(names: Iterable[str]) -> str:
+    """The metric that a run probably monitors, by the columns of its history."""
+    metrics = metrics_among(names)
+    return next((name for name in (*USUAL, *metrics) if name in metrics), "")
+
+
+def typed_row(row: Mapping[str, str], texts: Set[str] = frozenset()) -> dict[str, Any]:
+    """A row of a table with numbers converted, except in the text columns."""
+    return {k: v if k in texts else typed(v) for k, v in row.items()}
+
+
+def typed(text: str) -> Any:
+    """A cell as an integer or float if it is one, otherwise unchanged."""
+    if re.fullmatch(r"-?\d+", text):
+        return int(text)
+    try:
+        return float(text)
+    except ValueError:
+        return text

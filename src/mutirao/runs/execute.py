@@ -26,7 +26,7 @@ from mutirao.privacy import NAMES as PRIVACY
 from mutirao.privacy import privacy_summary, resolve_privacy, without_resolved
 from mutirao.registry import dotted_in
 from mutirao.runs.changed_settings import own_defaults
-from mutirao.runs.column_names import metrics_in_row
+from mutirao.runs.csv_tables import metrics_in_row
 from mutirao.runs.run_folder import Folder, versions
 from mutirao.runs.trackers import SafeSink, Tracker
 from mutirao.runs.trust import Trust, check_trust, distrust, is_own_run

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from mutirao.clustering.auto import normalise
 from mutirao.clustering.ensemble import combine, weights_by_distance, weights_by_sample, weights_by_validation
+from mutirao.clustering.formation import centroids
 from mutirao.clustering.group_state import Grouping
-from mutirao.clustering.late_joiners import centroids
 from mutirao.config import read_toml, resolve
 from mutirao.core.fleet import ClientId
 from mutirao.core.rounds import Run

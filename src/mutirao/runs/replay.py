@@ -19,11 +19,10 @@ from mutirao.core.group import check_selection, run_selector
 from mutirao.core.parts import AnySelector, as_selector
 from mutirao.core.roster import Roster
 from mutirao.errors import ConfigError
-from mutirao.experiments.async_flow import is_asynchronous
-from mutirao.experiments.simulated_parts import build_select
+from mutirao.experiments.simulated_parts import build_select, is_asynchronous
 from mutirao.experiments.task import find
 from mutirao.randomness import rng
-from mutirao.runs.column_names import client_figures
+from mutirao.runs.csv_tables import client_figures
 from mutirao.runs.participation import Participation, all_clients
 from mutirao.runs.reader import Record
 from mutirao.runs.trust import Trust, check_trust, distrust, is_own_run

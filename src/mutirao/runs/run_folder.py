@@ -17,16 +17,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from mutirao.core.arrays import Arrays, digest
-from mutirao.core.digests import fingerprint
+from mutirao.core.arrays import Arrays, digest, fingerprint
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError, Damaged, TooFewReplies
 from mutirao.io import load_arrays, lock, name_path_in_errors, plain_value, save_arrays, write_whole
 from mutirao.registry import dotted_in
 from mutirao.runs.audit_trail import START, Audit
-from mutirao.runs.column_names import typed_row
-from mutirao.runs.csv_tables import CsvTable
+from mutirao.runs.csv_tables import CsvTable, typed_row
 from mutirao.runs.journals import RosterJournal, StateJournal
 from mutirao.runs.trust import mark
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mutirao.core.digests import fingerprint
+from mutirao.core.arrays import fingerprint
 from mutirao.errors import ConfigError
 from mutirao.registry import dotted_in
 from mutirao.runs.audit_trail import check_chain

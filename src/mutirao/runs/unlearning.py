@@ -15,8 +15,7 @@ import numpy as np
 
 from mutirao.config import dump
 from mutirao.core.agreement import AGREED
-from mutirao.core.arrays import digest
-from mutirao.core.digests import fingerprint
+from mutirao.core.arrays import digest, fingerprint
 from mutirao.core.exclusion import parse_names
 from mutirao.core.fleet import ClientId
 from mutirao.core.roster import Roster
@@ -26,8 +25,7 @@ from mutirao.experiments.task import find
 from mutirao.io import load_arrays, write_whole
 from mutirao.privacy import EPSILON, RELEASES
 from mutirao.runs.audit_trail import check_chain
-from mutirao.runs.column_names import metrics_in_row, typed_row
-from mutirao.runs.csv_tables import CsvTable
+from mutirao.runs.csv_tables import CsvTable, metrics_in_row, typed_row
 from mutirao.runs.execute import Draw, Report, Watch, check_facts, execute, reopen
 from mutirao.runs.run_folder import Folder, versions
 from mutirao.runs.trust import Trust, distrust

@@ -6,13 +6,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mutirao.core.arrays import digest
-from mutirao.core.digests import fingerprint
+from mutirao.core.arrays import digest, fingerprint
 from mutirao.errors import ConfigError, Damaged
 from mutirao.io import load_arrays
-from mutirao.runs.audit_trail import check_chain, is_unaltered
+from mutirao.runs.audit_trail import check_chain, count_heads, cross_check, is_unaltered, read_trail, write_events
 from mutirao.runs.csv_tables import CsvTable
-from mutirao.runs.linked_trails import count_heads, cross_check, read_trail, write_events
 from mutirao.runs.run_folder import Folder, hash_of
 
 

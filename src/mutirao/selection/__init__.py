@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mutirao.selection.aoiu import AoI, AoIU, Entropy
-from mutirao.selection.base import check_setting, how_many, names_in
+from mutirao.selection.base import PROBE_SAMPLES, check_setting, how_many, names_in, sizes
 from mutirao.selection.basic import RoundRobin, Uniform, everyone
 from mutirao.selection.divfl import DivFL
 from mutirao.selection.fedcor import FedCor
@@ -17,8 +17,6 @@ from mutirao.selection.fedcs import FedCS
 from mutirao.selection.hicsfl import HiCSFL
 from mutirao.selection.oort import Oort
 from mutirao.selection.powerofchoice import PowerOfChoice
-from mutirao.selection.probes import PROBE_SAMPLES
-from mutirao.selection.weighted_sampling import sizes
 from mutirao.selection.weighted_scores import Mix
 
 PARTS = (everyone, Uniform, RoundRobin, AoI, Entropy, AoIU, Mix, PowerOfChoice, Oort, FedCS, HiCSFL, DivFL, FedCor)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mutirao.core.roster import ClientId, Roster
-from mutirao.selection.base import Counted, check_setting, how_many, names_in
+from mutirao.selection.base import Counted, check_setting, how_many, names_in, pass_over, unseen_first
 from mutirao.selection.scores import Floats, Rows
-from mutirao.selection.weighted_sampling import pass_over, unseen_first
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,18 @@ import numpy as np
 
 from mutirao.core.arrays import Array, Arrays
 from mutirao.core.roster import ClientId, Roster
-from mutirao.selection.base import Counted, check_setting, how_many, names_in
-from mutirao.selection.probes import PROBE_SAMPLES, check_probe, limit
+from mutirao.selection.base import (
+    PROBE_SAMPLES,
+    Counted,
+    check_probe,
+    check_setting,
+    how_many,
+    limit,
+    names_in,
+    pass_over,
+    sizes,
+)
 from mutirao.selection.scores import Floats, Rows, cut_tails
-from mutirao.selection.weighted_sampling import pass_over, sizes
 
 NOISE = 0.01  # as in the authors' code
 # Adam's

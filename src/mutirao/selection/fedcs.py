@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.core.roster import ClientId, Roster
-from mutirao.selection.base import Counted, check_count, check_setting, how_many, names_in
+from mutirao.selection.base import Counted, check_count, check_setting, how_many, names_in, unknown_as_median
 from mutirao.selection.scores import Floats, top
-from mutirao.selection.weighted_sampling import unknown_as_median
 
 
 @dataclass(frozen=True)

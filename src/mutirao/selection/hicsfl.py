@@ -8,9 +8,8 @@ import numpy as np
 
 from mutirao.config import handed_over
 from mutirao.core.roster import ClientId, Roster
-from mutirao.selection.base import Counted, check_setting, how_many, names_in
+from mutirao.selection.base import Counted, check_setting, how_many, names_in, pass_over, unseen_first
 from mutirao.selection.scores import Floats, Rows
-from mutirao.selection.weighted_sampling import pass_over, unseen_first
 
 
 @dataclass(frozen=True)

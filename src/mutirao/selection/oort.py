@@ -11,10 +11,19 @@ import numpy.typing as npt
 from mutirao.core.arrays import Arrays
 from mutirao.core.roster import ClientId, Roster
 from mutirao.errors import ConfigError
-from mutirao.selection.base import Counted, check_setting, how_many, names_in
-from mutirao.selection.probes import PROBE_SAMPLES, check_probe, limit
+from mutirao.selection.base import (
+    PROBE_SAMPLES,
+    Counted,
+    check_probe,
+    check_setting,
+    how_many,
+    limit,
+    names_in,
+    pass_over,
+    sample_weighted,
+    unknown_as_median,
+)
 from mutirao.selection.scores import Floats, scale_to_one, seconds_of
-from mutirao.selection.weighted_sampling import pass_over, sample_weighted, unknown_as_median
 
 STATE = "oort.pace"
 GAINS = "oort.gains"

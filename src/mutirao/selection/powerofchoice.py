@@ -7,10 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from mutirao.core.roster import ClientId, Roster
-from mutirao.selection.base import Counted, check_setting, how_many, names_in
-from mutirao.selection.probes import PROBE_SAMPLES, check_probe, limit
+from mutirao.selection.base import (
+    PROBE_SAMPLES,
+    Counted,
+    check_probe,
+    check_setting,
+    how_many,
+    limit,
+    names_in,
+    sample_weighted,
+    sizes,
+)
 from mutirao.selection.scores import top
-from mutirao.selection.weighted_sampling import sample_weighted, sizes
 
 
 @dataclass(frozen=True)

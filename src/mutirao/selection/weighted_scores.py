@@ -10,8 +10,7 @@ import numpy as np
 from mutirao.config import handed_over
 from mutirao.core.parts import names_of
 from mutirao.core.roster import ClientId, Roster
-from mutirao.selection.base import Counted, how_many, names_in
-from mutirao.selection.probes import PROBE_SAMPLES, Refresh, check_probe, limit
+from mutirao.selection.base import PROBE_SAMPLES, Counted, Refresh, check_probe, how_many, limit, names_in
 from mutirao.selection.scores import mix_scores, needs_of, parse_scores, top
 
 

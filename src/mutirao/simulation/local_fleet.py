@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from mutirao.core.arrays import Arrays
+from mutirao.core.cpu_threads import one_thread
 from mutirao.core.fleet import FLEETING, Answers, ClientId, Failure, Fleet, Reply, Request, Site, collect, failure_of
 from mutirao.core.parts import AnyHandler, as_handler
-from mutirao.core.torch_threads import one_thread
 from mutirao.errors import Damaged
 from mutirao.simulation.client_states import ClientStates
 

@@ -15,7 +15,7 @@ from multiprocessing import connection, get_context
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
-from mutirao.training.cpu_cores import available_cores
+from mutirao.core.cpu_threads import available_cores
 
 Start = Literal["warm", "fork", "here"]
 Do = Callable[[Any, Any], Any]  # (shared object, item) -> result

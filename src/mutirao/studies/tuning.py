@@ -27,7 +27,6 @@ from mutirao.studies.search_space import (
     read_grid,
     read_ranges,
 )
-from mutirao.studies.shared_data import has_validation
 from mutirao.studies.study import (
     OTHER_SETTINGS,
     Cell,
@@ -35,6 +34,7 @@ from mutirao.studies.study import (
     Study,
     check_declared,
     declared_metrics,
+    has_validation,
     lay_out,
     plan_of,
     read_study,

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from mutirao.aggregation import feddyn, scaffold
-from mutirao.aggregation.effective_steps import EFFECTIVE_STEPS, effective_steps
+from mutirao.aggregation.base import EFFECTIVE_STEPS, effective_steps
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Scalar, Site
 from mutirao.errors import Refused

@@ -16,9 +16,9 @@ from mutirao.privacy import DPSGD, RELEASES, SPENT
 from mutirao.privacy.accounting import import_opacus
 from mutirao.randomness import derive_seed
 from mutirao.training.inputs import call_model
-from mutirao.training.local_steps import LocalHyperparameters
 from mutirao.training.optimizers import arrays_of, one_thread, seeded
 from mutirao.training.plain import PlainTrainer, answer_sequentially
+from mutirao.training.pull import LocalHyperparameters
 from mutirao.training.samples import Samples
 
 SUPPORTED = ("lr", "mu")  # how many steps there are, and of how many samples, is what the account was planned with

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mutirao.config import OPTIMIZERS
 from mutirao.core.arrays import Arrays
-from mutirao.core.torch_threads import one_thread as one_thread
+from mutirao.core.cpu_threads import one_thread as one_thread
 from mutirao.training.torch_device import seeded_at
 
 STATE_PREFIX = "optimizer."  # before the names of what a site's state holds of it

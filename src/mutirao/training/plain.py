@@ -22,7 +22,6 @@ from mutirao.core.parts import AnyHandler
 from mutirao.errors import ConfigError, Refused
 from mutirao.randomness import derive_seed, rng
 from mutirao.training.inputs import call_model
-from mutirao.training.local_steps import LocalHyperparameters
 from mutirao.training.lr_schedules import Constant, Schedule, factor_of, schedule_of
 from mutirao.training.measurements import (
     PROBE_SAMPLES,
@@ -39,7 +38,7 @@ from mutirao.training.measurements import (
     training_metrics,
 )
 from mutirao.training.optimizers import LocalOptimizer, Optimizer, arrays_of, one_thread, optimizer_fault, seeded
-from mutirao.training.pull import Pull
+from mutirao.training.pull import LocalHyperparameters, Pull
 from mutirao.training.samples import Samples
 from mutirao.training.torch_device import DEVICES, PRECISIONS, DeviceCache, autocast, find_device, is_device, is_heavy
 from mutirao.training.trainable_state import StateNames, find_state_names

@@ -3,6 +3,9 @@
 The correction b and the anchor a are arrays of the request, `correction.NAME` and `anchor.NAME`; methods with client
 state add them (`mutirao.training.corrections`). Without an anchor, a is the received model, as in FedProx. Arrays that
 are not named are not corrected.
+
+`LocalHyperparameters` are the learning rate, steps and batches of local training: as configured, or as the server
+requests.
 """
 
 from collections.abc import Iterable
@@ -12,6 +15,7 @@ import numpy as np
 
 from mutirao.core.arrays import Array, Arrays, is_finite
 from mutirao.core.fleet import Request
+from mutirao.training.samples import Index
 
 CORRECTION = "correction."
 ANCHOR = "anchor."
@@ -56,3 +60,44 @@ def extras_under(request: Request, prefix: str) -> Arrays:
 
 
 NOTHING = Pull({}, {})
+
+
+@dataclass(frozen=True)
+class LocalHyperparameters:
+    """The learning rate, number and size of local steps in a round, and FedProx's mu."""
+
+    lr: float
+    epochs: int
+    steps: int  # 0: whole epochs
+    batch_size: int
+    mu: float
+
+    def plan(self, rng: np.random.Generator, n: int, at_least_two: bool = False) -> list[Index]:
+        """The sample indices of each step: shuffled epochs cut into batches, the same for every engine."""
+        order = self.order(rng, n, at_least_two)
+        ends = np.cumsum(self.lengths(n, at_least_two)).tolist()
+        return [order[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+    def lengths(self, n: int, at_least_two: bool = False) -> list[int]:
+        """The number of samples of each step: whole batches and a remainder, epoch by epoch."""
+        epoch = self._epoch(n, at_least_two)
+        return (epoch * self._epochs(epoch))[: self.steps or None]
+
+    def order(self, rng: np.random.Generator, n: int, at_least_two: bool = False) -> Index:
+        """The sample indices of all steps, concatenated."""
+        epoch = self._epoch(n, at_least_two)
+        return np.concatenate([rng.permutation(n)[: sum(epoch)] for _ in range(self._epochs(epoch))])
+
+    def _epoch(self, n: int, at_least_two: bool) -> list[int]:
+        if n == 0:
+            raise ValueError("has no samples to train on")
+        whole, rest = divmod(n, self.batch_size)
+        if rest == 1 and at_least_two and whole:
+            # Batch normalisation cannot train on a batch of one.
+            rest = 0
+        return [self.batch_size] * whole + ([rest] if rest else [])
+
+    def _epochs(self, epoch: list[int]) -> int:
+        if self.steps:
+            return -(-self.steps // len(epoch))
+        return self.epochs

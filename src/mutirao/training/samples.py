@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mutirao.core.digests import fingerprint
+from mutirao.core.arrays import fingerprint
 from mutirao.core.exclusion import PopulationWithout
 from mutirao.core.fleet import ClientId
 from mutirao.training.adapters import LIMIT, read_data

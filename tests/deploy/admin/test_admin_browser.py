@@ -18,7 +18,7 @@ from mutirao.deploy.policy.enforcement import PolicyHandler, Requester
 from mutirao.deploy.policy.rules import load_policy
 from mutirao.deploy.processes import start_superlink
 from mutirao.deploy.provisioning import create_server, create_site
-from mutirao.deploy.server.admission import is_admitted
+from mutirao.deploy.server.control_calls import is_admitted
 from mutirao.deploy.site.pause import is_paused
 from mutirao.runs.audit_trail import check_chain
 

@@ -17,7 +17,7 @@ from mutirao.deploy.policy.enforcement import PolicyHandler, Requester
 from mutirao.deploy.policy.privacy_ledger import Ledger, append_event, cost
 from mutirao.deploy.policy.rules import load_policy
 from mutirao.deploy.provisioning import create_server, create_site, renew, store_key
-from mutirao.deploy.server.admission import admit, dismiss
+from mutirao.deploy.server.control_calls import admit, dismiss
 from mutirao.deploy.site.pause import set_pause
 from mutirao.errors import Refused
 from mutirao.runs.audit_trail import Audit, check_chain

@@ -31,7 +31,7 @@ from mutirao.deploy.processes import (
 )
 from mutirao.deploy.provisioning import create_server, store_key
 from mutirao.deploy.rehearsal import create_sites, is_listening
-from mutirao.deploy.server.admission import admit
+from mutirao.deploy.server.control_calls import admit
 from mutirao.deploy.server.submission import writing_process
 from mutirao.deploy.server.supervisor import command_line, supervise
 from mutirao.errors import MutiraoError

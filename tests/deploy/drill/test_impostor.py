@@ -11,7 +11,7 @@ from impostor import Impostor, Letter, forwarder, letters_in, post, register
 from mutirao.deploy.keys import public_key_pem
 from mutirao.deploy.layout import save_place
 from mutirao.deploy.provisioning import create_site, store_key
-from mutirao.deploy.server.admission import admit, node_id_of
+from mutirao.deploy.server.control_calls import admit, node_id_of
 
 ROUNDS = 3
 

@@ -20,7 +20,7 @@ from mutirao.deploy.leak_drill import (
     nearest_samples,
     read_thresholds,
 )
-from mutirao.deploy.policy.content_hash import content_hash
+from mutirao.deploy.policy.pins import content_hash
 from mutirao.privacy.trials import Trial
 
 

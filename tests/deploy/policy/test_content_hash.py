@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from mutirao.cli import main
-from mutirao.deploy.policy.content_hash import check_recipe
+from mutirao.deploy.policy.pins import check_recipe
 
 SOURCE = "raise RuntimeError('must not be imported')\nif True:\n    recipe = 3\nfrom x import other\ndef made(): ...\n"
 

@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mutirao.core.arrays import Arrays
-from mutirao.core.digests import reply_fingerprint
-from mutirao.core.fleet import Reply, Request, Site
+from mutirao.core.fleet import Reply, Request, Site, reply_fingerprint
 from mutirao.core.parts import AnyHandler
 from mutirao.deploy.policy.enforcement import PolicyHandler, Requester
 from mutirao.deploy.policy.pins import architecture_of

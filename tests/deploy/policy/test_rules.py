@@ -14,11 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 from mutirao.cli import main
-from mutirao.deploy.policy import content_hash as content
-from mutirao.deploy.policy.content_hash import content_hash
-from mutirao.deploy.policy.description import describe_policy, weaknesses
+from mutirao.deploy.policy import pins as content
 from mutirao.deploy.policy.enforcement import Requester, approve
-from mutirao.deploy.policy.pins import VARYING, settings_of, settings_with_constants
+from mutirao.deploy.policy.pins import VARYING, content_hash, settings_of, settings_with_constants
+from mutirao.deploy.policy.policy_templates import describe_policy, weaknesses
 from mutirao.deploy.policy.rules import (
     Policy,
     PrivacyRules,

@@ -32,8 +32,7 @@ from mutirao.deploy.keys import key_fingerprint, public_key_pem, read_secret
 from mutirao.deploy.layout import Server, free_port
 from mutirao.deploy.provisioning import create_server, create_site, store_key
 from mutirao.deploy.server.access_control import SECRET_HEADER
-from mutirao.deploy.server.admission import admit, node_id_of
-from mutirao.deploy.server.control_calls import server_info
+from mutirao.deploy.server.control_calls import admit, node_id_of, server_info
 from mutirao.deploy.server.ownership import IDLE_LIMIT
 from mutirao.deploy.server.superlink import add_middleware
 

@@ -8,7 +8,7 @@ import pytest
 from loopgrid import connected, identity, softmax_task
 from mutirao.aggregation import FedAvg
 from mutirao.core.rounds import Run, train
-from mutirao.deploy.server.admission import admitted_samples
+from mutirao.deploy.server.control_calls import admitted_samples
 from mutirao.errors import ConfigError
 from mutirao.selection import everyone
 

@@ -34,7 +34,7 @@ from mutirao.deploy.flower.run_tasks import settings_in
 from mutirao.deploy.policy.rules import Policy, load_policy, policy_template
 from mutirao.deploy.site import worker
 from mutirao.deploy.site.clientapp import words_in
-from mutirao.deploy.site.framing import FRAME, MAGIC, ProtocolError, receive, send
+from mutirao.deploy.site.worker_client import FRAME, MAGIC, ProtocolError, receive, send
 from mutirao.errors import ConfigError, Damaged, MutiraoError, Refused
 from mutirao.flower.messages import (
     MalformedError,
@@ -45,8 +45,7 @@ from mutirao.flower.messages import (
     request_in,
 )
 from mutirao.io import load_arrays, save_arrays
-from mutirao.runs.audit_trail import Audit, check_chain
-from mutirao.runs.linked_trails import cross_check, read_trail, write_events
+from mutirao.runs.audit_trail import Audit, check_chain, cross_check, read_trail, write_events
 
 NASTY = [0, 1, 4, 8, 127, 128, 255, 2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1]
 VALUES: list[Any] = [

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from mutirao.deploy.site.framing import FRAME, MAGIC, ProtocolError, receive, send
+from mutirao.deploy.site.worker_client import FRAME, MAGIC, ProtocolError, receive, send
 
 KINDS = st.sampled_from(["<f4", "<f8", "<i8", "|b1", "<c16", "|u1", ">f8"])
 TABLE = st.dictionaries(

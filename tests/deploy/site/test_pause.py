@@ -13,8 +13,8 @@ from mutirao.core.fleet import Failure, Reply, Request, Site
 from mutirao.deploy.doctor import examine
 from mutirao.deploy.flower import FlowerFleet, client_app
 from mutirao.deploy.layout import Node
-from mutirao.deploy.policy.content_hash import content_hash
 from mutirao.deploy.policy.enforcement import PolicyHandler, Requester
+from mutirao.deploy.policy.pins import content_hash
 from mutirao.deploy.policy.privacy_ledger import Ledger
 from mutirao.deploy.policy.rules import Policy, PrivacyRules, ReplyRules, RequestRules, load_policy
 from mutirao.deploy.provisioning import create_site

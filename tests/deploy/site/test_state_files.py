@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mutirao.deploy.site.state_files import ROUNDS, RUNS, States
+from mutirao.deploy.flower.client import ROUNDS, RUNS, States
 
 
 def test_training_begins_after_an_earlier_round_and_other_requests_see_the_latest(tmp_path: Path) -> None:

@@ -10,10 +10,9 @@ from loopgrid import LoopGrid, identity
 from mutirao.config import resolve
 from mutirao.core.arrays import digest
 from mutirao.deploy.flower import FlowerFleet, client_app
-from mutirao.deploy.flower.client import STATE
+from mutirao.deploy.flower.client import STATE, States
 from mutirao.deploy.policy.policy_templates import policy_for
 from mutirao.deploy.rehearsal import local_fleet, permit_training
-from mutirao.deploy.site.state_files import States
 from mutirao.deploy.site.worker_client import WorkerClient
 from mutirao.experiments.task import find
 from mutirao.flower.messages import unpack

@@ -10,13 +10,12 @@ from parties import MODEL, ask, names, update_of
 
 from loopgrid import LoopGrid, identity
 from mutirao.config import resolve
-from mutirao.core.digests import reply_fingerprint
-from mutirao.core.fleet import FLEETING, Reply, Request, Site
+from mutirao.core.fleet import FLEETING, Reply, Request, Site, reply_fingerprint
 from mutirao.deploy.flower import FlowerFleet, client_app
-from mutirao.deploy.policy.content_hash import content_hash
+from mutirao.deploy.flower.client import States
 from mutirao.deploy.policy.enforcement import PolicyHandler
+from mutirao.deploy.policy.pins import content_hash
 from mutirao.deploy.policy.rules import Policy, PrivacyRules, ReplyRules, RequestRules
-from mutirao.deploy.site.state_files import States
 from mutirao.errors import TooFewReplies
 from mutirao.experiments.task import find
 from mutirao.privacy import clip_update

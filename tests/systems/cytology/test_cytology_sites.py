@@ -18,11 +18,11 @@ from PIL import Image
 
 from mutirao.config import resolve
 from mutirao.deploy.layout import Server, free_port
-from mutirao.deploy.policy.content_hash import sources
+from mutirao.deploy.policy.pins import sources
 from mutirao.deploy.processes import Process, start_superlink, start_supernode, stop_all
 from mutirao.deploy.provisioning import create_server, create_site, store_key
 from mutirao.deploy.rehearsal import permit_training
-from mutirao.deploy.server.admission import admit
+from mutirao.deploy.server.control_calls import admit
 from mutirao.deploy.server.submission import follow, submit
 from mutirao.experiments.task import find
 from mutirao.report import execute

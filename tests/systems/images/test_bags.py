@@ -13,10 +13,9 @@ from mutirao.datasets.class_folders import read_image_folder
 from mutirao.datasets.image_layouts import read_train_test
 from mutirao.errors import ConfigError
 from mutirao.systems.images.backbones import load_backbone
-from mutirao.systems.images.bag_heads import POOLS, AttentionPool, WholeSlide, make_head
 from mutirao.systems.images.bags import BagExtractor, Slides, concatenate_bags, gather_slides, pad_bags
 from mutirao.systems.images.features import Extractor
-from mutirao.systems.images.heads import probabilities
+from mutirao.systems.images.heads import POOLS, AttentionPool, WholeSlide, make_head, probabilities
 from mutirao.training.samples import Samples
 
 

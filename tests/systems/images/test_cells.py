@@ -15,17 +15,18 @@ from sklearn import metrics as sk
 from mutirao.cli import main
 from mutirao.datasets.class_folders import (
     ImageSet,
+    UnreadableError,
     check_image_folder,
+    picture,
     read_image_folder,
     refuse_shared,
     require_same_classes,
 )
-from mutirao.datasets.image_files import UnreadableError, picture
 from mutirao.datasets.image_layouts import train_test_split
 from mutirao.errors import ConfigError
 from mutirao.systems.images import metrics
 from mutirao.systems.images.features import Extractor, views_of
-from mutirao.systems.images.image_partitions import by_laboratory, by_slide, even, partition_images
+from mutirao.systems.images.image_sources import by_laboratory, by_slide, even, partition_images
 
 
 def write_set(root: Path, counts: dict[str, int], slides: int = 6, seed: int = 0) -> None:

@@ -9,7 +9,7 @@ import pytest
 from letor_files import READERS, either, put
 
 from mutirao.errors import ConfigError
-from mutirao.systems.ranking import letor, missing_values
+from mutirao.systems.ranking import letor, letor_parsing
 from mutirao.systems.ranking.letor import read_letor
 
 
@@ -19,7 +19,7 @@ def _by(reader, monkeypatch):
 
 
 def test_the_example_in_the_docstring_holds():
-    assert doctest.testmod(missing_values).failed == 0
+    assert doctest.testmod(letor_parsing).failed == 0
 
 
 def plainly(content):

@@ -14,13 +14,13 @@ from mutirao.config import resolve
 from mutirao.core.agreement import PROFILE, AgreementFleet, bytes_to_extra, digest_of
 from mutirao.core.fleet import Reply, Request
 from mutirao.deploy.layout import free_port
-from mutirao.deploy.policy.content_hash import sources
 from mutirao.deploy.policy.enforcement import PolicyHandler, Requester
+from mutirao.deploy.policy.pins import sources
 from mutirao.deploy.policy.rules import Policy, ReplyRules, RequestRules
 from mutirao.deploy.processes import start_superlink, start_supernode, stop_all
 from mutirao.deploy.provisioning import create_server, create_site, store_key
 from mutirao.deploy.rehearsal import permit_training
-from mutirao.deploy.server.admission import admit
+from mutirao.deploy.server.control_calls import admit
 from mutirao.deploy.server.submission import follow, submit
 from mutirao.errors import ConfigError
 from mutirao.report import execute

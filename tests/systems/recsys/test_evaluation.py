@@ -23,8 +23,7 @@ from mutirao.systems.recsys.evaluation import (
     top_rows,
 )
 from mutirao.systems.recsys.fedrecon import FedRecon
-from mutirao.systems.recsys.ratings import plant
-from mutirao.systems.recsys.user_split import all_but_last, leave_one_out, sample_known
+from mutirao.systems.recsys.ratings import all_but_last, leave_one_out, plant, sample_known
 
 RATINGS = plant(25, 80, np.random.default_rng(0))
 ITEMS = np.random.default_rng(1).normal(0, 0.3, (len(RATINGS.catalogue), 5)).astype(np.float32)

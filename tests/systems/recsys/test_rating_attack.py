@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mutirao.core.fleet import Request, Site
 from mutirao.core.sparse_rows import to_dense
-from mutirao.privacy.clipping import clip_update
+from mutirao.privacy.central_noise import clip_update
 from mutirao.randomness import rng
 from mutirao.systems.recsys.fedrecon import ITEM_ROWS, ITEMS, FedRecon
 from mutirao.systems.recsys.rating_attack import (

@@ -10,8 +10,18 @@ from hypothesis import strategies as st
 
 from mutirao.errors import ConfigError
 from mutirao.systems.recsys.catalogues import Catalogue
-from mutirao.systems.recsys.ratings import Ratings, Users, gather, join, plant
-from mutirao.systems.recsys.user_split import all_but_last, by_time, by_users, sample_known, split_ratings
+from mutirao.systems.recsys.ratings import (
+    Ratings,
+    Users,
+    all_but_last,
+    by_time,
+    by_users,
+    gather,
+    join,
+    plant,
+    sample_known,
+    split_ratings,
+)
 
 ROWS = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 8), st.integers(1, 5), st.integers(0, 9)), min_size=1)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mutirao.clustering.formation import form
-from mutirao.clustering.membership import Groups
+from mutirao.clustering.group_state import Groups
 from mutirao.config import resolve
 from mutirao.experiments.task import find
 from mutirao.systems.recsys.fedrecon import ITEMS

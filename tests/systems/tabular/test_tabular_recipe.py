@@ -22,7 +22,7 @@ from mutirao.report import execute
 from mutirao.runs.unlearning import forget
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.systems.tabular.recipe import Config, recipe
-from mutirao.training.engine import thread_pool
+from mutirao.training.engine import threaded
 
 QUICK = {"rounds": 2, "epochs": 1}
 HOSPITALS = ("north", "south", "são josé")
@@ -109,7 +109,7 @@ def test_the_number_of_workers_changes_no_byte(model: str, monkeypatch: pytest.M
     config = resolve(Config, {**QUICK, "clients": 40, "partition": "iid", "model": model, "least": 1})
     found = []
     for count in (1, 3):
-        monkeypatch.setattr(thread_pool, "core_count", lambda many=count: many)
+        monkeypatch.setattr(threaded, "core_count", lambda many=count: many)
         found.append(digest(go(config)[0].arrays))
     assert found[0] == found[1]
 

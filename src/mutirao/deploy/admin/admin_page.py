@@ -16,7 +16,7 @@ from mutirao.deploy.keys import key_fingerprint
 from mutirao.deploy.layout import Node, Server, check_name
 from mutirao.deploy.processes import running
 from mutirao.deploy.provisioning import check_key, store_key
-from mutirao.deploy.server.admission import admit, dismiss, node_id_of
+from mutirao.deploy.server.control_calls import admit, dismiss, node_id_of
 from mutirao.deploy.site.pause import set_pause
 from mutirao.errors import ConfigError, MutiraoError
 

@@ -25,8 +25,7 @@ from mutirao.deploy.server.control_calls import server_info
 from mutirao.deploy.site.pause import paused_since
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.report.run_state import last_lines
-from mutirao.runs.audit_trail import check_chain, read_events
-from mutirao.runs.linked_trails import subtable
+from mutirao.runs.audit_trail import check_chain, read_events, subtable
 from mutirao.runs.reader import Columns, clean
 
 Facts = dict[str, Any]

@@ -12,11 +12,11 @@ from flwr.serverapp import Grid, ServerApp
 from mutirao import config as configuration
 from mutirao.deploy.flower.run_tasks import recipe_from, settings_in
 from mutirao.deploy.layout import FOLDER_VARIABLE
-from mutirao.deploy.server.admission import admitted_samples, is_entitled
+from mutirao.deploy.server.control_calls import admitted_samples, is_entitled
 from mutirao.flower.flower_fleet import FlowerFleet, IsEntitled, KeepsTrail
 from mutirao.report import execute
+from mutirao.runs.audit_trail import clients_with_trails
 from mutirao.runs.execute import reopen
-from mutirao.runs.linked_trails import clients_with_trails
 from mutirao.runs.progress import Progress
 
 

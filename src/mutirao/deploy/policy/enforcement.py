@@ -14,8 +14,7 @@ from typing import Any
 from mutirao.compression import Compression, NoCompression
 from mutirao.core.agreement import AGREE
 from mutirao.core.arrays import Arrays, digest, nbytes
-from mutirao.core.digests import reply_fingerprint
-from mutirao.core.fleet import Reply, Request, Scalar, Site, failure_of
+from mutirao.core.fleet import Reply, Request, Scalar, Site, failure_of, reply_fingerprint
 from mutirao.core.hyperparameters import BY_METHODS, HYPERPARAMETERS
 from mutirao.core.parts import AnyHandler
 from mutirao.core.sparse_rows import ROWS, to_dense

@@ -11,8 +11,7 @@ from typing import Any
 
 from mutirao.config import coerce, nearest, parse_assignment, read_toml
 from mutirao.core.fleet import Scalar
-from mutirao.deploy.policy.content_hash import content_hash
-from mutirao.deploy.policy.pins import ARCHITECTURE, check_pins, pin_lines
+from mutirao.deploy.policy.pins import ARCHITECTURE, check_pins, content_hash, pin_lines
 from mutirao.errors import ConfigError, Refused
 from mutirao.privacy.accounting import Accountant
 from mutirao.selection import PROBE_SAMPLES

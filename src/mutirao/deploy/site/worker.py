@@ -25,10 +25,9 @@ from mutirao.config import load_name
 from mutirao.core.agreement import agreed_of
 from mutirao.core.fleet import Reply, Request, Site, failure_of
 from mutirao.deploy.policy.enforcement import SampleCounts
-from mutirao.deploy.site.framing import Groups, ProtocolError, receive, send
 from mutirao.deploy.site.launcher import same_user, start_ticks
 from mutirao.deploy.site.task_stamp import TaskSpec
-from mutirao.deploy.site.worker_client import listen_at
+from mutirao.deploy.site.worker_client import Groups, ProtocolError, listen_at, receive, send
 from mutirao.errors import Refused
 from mutirao.experiments.party_agreement import require_agreement
 from mutirao.privacy.secure_aggregation.kinds import to_table

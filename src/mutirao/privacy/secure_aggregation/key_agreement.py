@@ -3,11 +3,14 @@
 From Flower come key agreement (elliptic curves, HKDF), encryption (Fernet) and secret sharing (Shamir). Flower's
 masks are not used: their generator has a seed of 32 bits, which can be found by trying all. Ours are the key stream
 of AES-256 in counter mode.
+
+A client has a mask of its own, and one with each neighbour that cancels against the neighbour's.
 """
 
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +20,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
 from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt, generate_shared_key
+
+from mutirao.core.fleet import ClientId
+from mutirao.privacy.secure_aggregation.fixed_point import Words
 
 CURVE = ec.SECP256R1()
 SECRET = 31  # bytes of a secret: two blocks with Shamir's padding, and as a number below the order of the curve
@@ -86,3 +92,50 @@ def mask_of(session: str, key: bytes, size: int) -> Bytes:
     wide = hashlib.sha256(f"mutirao mask\x1f{session}\x1f".encode() + key).digest()
     stream = Cipher(algorithms.AES256(wide), modes.CTR(bytes(16))).encryptor()
     return np.frombuffer(stream.update(bytes(size)) + stream.finalize(), np.uint8)
+
+
+SumPart = tuple[Words, Words]  # of an update, and of what goes with it
+
+
+def own_mask(session: str, secret: bytes, like: SumPart) -> SumPart:
+    """The mask that only this client adds."""
+    return as_words(mask_of(session, secret, sum(words.nbytes for words in like)), like)
+
+
+def shared_mask(session: str, secret: bytes, public: bytes, me: ClientId, peer: ClientId, like: SumPart) -> SumPart:
+    """The mask between two clients as one of them adds it; the other adds its negative."""
+    update, wide = own_mask(session, shared_key(secret, public), like)
+    if me < peer:
+        return (update, wide)
+    return (negate(update), negate(wide))
+
+
+def as_words(stream: npt.NDArray[np.uint8], like: SumPart) -> SumPart:
+    """A stream of bytes as words, the same numbers on every platform."""
+    update, wide = like
+    words = stream[: update.nbytes]
+    doubles = stream[update.nbytes :]
+    return (
+        words.view(update.dtype.newbyteorder("<")).astype(update.dtype),
+        doubles.view(wide.dtype.newbyteorder("<")).astype(wide.dtype),
+    )
+
+
+def negate(words: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """-words, modulo their size."""
+    return np.asarray(np.negative(words))
+
+
+def add_parts(one: SumPart, other: SumPart) -> SumPart:
+    """The sum of two parts, modulo the size of their words."""
+    return one[0] + other[0], one[1] + other[1]
+
+
+def mask_part(
+    session: str, part: SumPart, me: ClientId, own: bytes, pairwise: bytes, peers: Mapping[ClientId, bytes]
+) -> SumPart:
+    """A part under all its masks; `peers` are the neighbours' public keys."""
+    part = add_parts(part, own_mask(session, own, part))
+    for peer, public in sorted(peers.items()):
+        part = add_parts(part, shared_mask(session, pairwise, public, me, peer, part))
+    return part

@@ -25,13 +25,13 @@ from mutirao.privacy.secure_aggregation.key_agreement import (
     SHARE,
     commit,
     draw_secret,
+    mask_part,
     public_of,
     seal,
     shared_key,
     split_secret,
     unseal,
 )
-from mutirao.privacy.secure_aggregation.masks import mask_part
 from mutirao.privacy.secure_aggregation.settings import (
     KEYS,
     MASKED,

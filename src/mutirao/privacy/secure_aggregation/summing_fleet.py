@@ -23,8 +23,19 @@ import numpy as np
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Scalar, Wrapper, traffic
 from mutirao.privacy.secure_aggregation.fixed_point import FixedPoint
-from mutirao.privacy.secure_aggregation.key_agreement import PUBLIC, SHARE, commit, is_public, public_of, recover_secret
-from mutirao.privacy.secure_aggregation.masks import SumPart, add_parts, negate, own_mask, shared_mask
+from mutirao.privacy.secure_aggregation.key_agreement import (
+    PUBLIC,
+    SHARE,
+    SumPart,
+    add_parts,
+    commit,
+    is_public,
+    negate,
+    own_mask,
+    public_of,
+    recover_secret,
+    shared_mask,
+)
 from mutirao.privacy.secure_aggregation.settings import KEYS, MASKED, SHARES, STAGES, SUMMED, UNMASK, Settings
 
 

@@ -10,7 +10,10 @@ from mutirao.config import OPTIMIZERS, Common, Part, setting
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Round, Run
+from mutirao.datasets.image_layouts import GroupRows, ungrouped
 from mutirao.datasets.labelled import EVALUATION_SPLITS
+from mutirao.datasets.published import find_data
+from mutirao.datasets.tile_folders import TileScale, tile_scale_of
 from mutirao.errors import ConfigError
 from mutirao.experiments.artifacts import Artifacts, Picture
 from mutirao.experiments.disclosure import Disclosure, check_validation_share, is_private
@@ -18,16 +21,17 @@ from mutirao.experiments.grouping import has_one_model
 from mutirao.experiments.task import Recipe, Task, federate
 from mutirao.metrics import evaluate_logits
 from mutirao.randomness import rng
-from mutirao.systems.cytology.slides.slide_sources import find_sources, scale_in
 from mutirao.systems.images.choices import (
     AUGMENTS,
     BACKBONE_CHOICES,
     BAG_HEADS,
+    ELSEWHERE,
     HEADS,
     STAINS,
     Trainable,
     check_backbone,
 )
+from mutirao.systems.images.image_sources import Sources, find_image_sources, read_own, read_prepared
 from mutirao.systems.images.metrics import (
     REPORTED_METRICS,
     Confusion,
@@ -36,6 +40,47 @@ from mutirao.systems.images.metrics import (
     screening_metrics,
     write_verdict,
 )
+
+SLIDES = 3  # synthetic slides a laboratory
+PLANTED_SLIDES = 16  # the same for heads of whole slides
+
+
+def find_sources(config: Any, classes: tuple[str, ...] = ()) -> Sources:
+    """Read the setting `data`; with `sites` all images belong to one site.
+
+    With a head for whole slides, rows are slides.
+    """
+    if config.data == ELSEWHERE:
+        return read_own(None, config.clients, config.slide, classes)
+    rows_of: GroupRows = ungrouped
+    if bags := config.head in BAG_HEADS:
+        from mutirao.systems.images.bags import as_slides, gather_slides
+
+        rows_of = gather_slides
+    root = find_data(config.data)
+    if config.data == "synthetic":
+        from mutirao.systems.cytology.slides.synthetic_slides import make_laboratories
+
+        slides = config.slides or (PLANTED_SLIDES if bags else SLIDES)
+        root = make_laboratories(config.clients, slides, config.side, config.seed, planted=bags)
+        found = read_prepared(root, config.clients, config.slide)
+    elif config.sites:
+        found = read_own(root, config.clients, config.slide, classes)
+    else:
+        found = find_image_sources(root, config, config.slide, rows_of=rows_of)
+    if bags:
+        return as_slides(found)
+    return found
+
+
+def scale_in(config: Any) -> TileScale | None:
+    """The scale of the images in `data`, if it is known; it is stored with the model for screening."""
+    if config.data == "synthetic":
+        return TileScale(512, 0.5)  # as `tile_slide` cuts them there
+    if config.data == ELSEWHERE:
+        return None
+    return tile_scale_of(find_data(config.data))
+
 
 if TYPE_CHECKING:
     from mutirao.systems.images.features import Extractor
@@ -59,7 +104,7 @@ class Config(Common):
         "synthetic", "'synthetic', a folder of classes, Training/ and Test/, client_*/; 'none': with the sites alone"
     )
     partition: Part = setting(
-        Part("even", home="mutirao.systems.images.image_partitions"), "how pictures are partitioned among hospitals"
+        Part("even", home="mutirao.systems.images.image_sources"), "how pictures are partitioned among hospitals"
     )
     body: str = setting("efficientnet_lite0", f"the pretrained network: {BACKBONE_CHOICES}")
     weights: str = setting("", "a file with its weights, or 'random' (default: those of an installed package)")

@@ -6,8 +6,8 @@ from pathlib import Path
 from mutirao.config import one_line
 from mutirao.datasets.tile_folders import TileScale
 from mutirao.errors import ConfigError, Damaged
+from mutirao.systems.cytology.recipe import scale_in
 from mutirao.systems.cytology.slides.models import ScreeningModel, assemble, load_model
-from mutirao.systems.cytology.slides.slide_sources import scale_in
 from mutirao.systems.recsys.trained import arrays_of_run, config_of_run
 
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, ClassVar
 
-from mutirao.clustering.choices import HIDDEN
 from mutirao.clustering.formation import NoiseRule
 from mutirao.clustering.group_tables import FILES, plane_of, scan_of, summarise_groups
 from mutirao.config import Common, Part, build, setting
@@ -16,9 +15,8 @@ from mutirao.datasets.labelled import DATA, EVALUATION_HELP, EVALUATION_SPLITS, 
 from mutirao.errors import ConfigError
 from mutirao.experiments.artifacts import Artifacts, Picture
 from mutirao.experiments.disclosure import Disclosure
-from mutirao.experiments.group_evaluation import GAIN
+from mutirao.experiments.group_evaluation import GAIN, SERVED_MODELS, References, compare_with_references, directions_of
 from mutirao.experiments.group_flow import GroupOptions, federate_groups
-from mutirao.experiments.group_references import SERVED_MODELS, References, compare_with_references, directions_of
 from mutirao.experiments.grouping import (
     group_settings_in,
     grouper_of,
@@ -36,6 +34,8 @@ from mutirao.robustness.attacks import Attacked, malicious_among
 from mutirao.simulation.drift import DriftContext, groups_after
 from mutirao.systems.classification import partition_samples
 from mutirao.systems.images.choices import NETWORK_NAMES, check_network
+
+HIDDEN = ("none", "skewed", "permuted", "rotated")  # kinds of hidden populations
 
 SERVES = ("auto", *SERVED_MODELS)
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from mutirao.core.bounds import SIZE_CAP
 from mutirao.core.client_evaluation import weighted_client_metrics
 from mutirao.core.fleet import ClientId, Fleet, Reply, Request, Site
 from mutirao.core.rounds import Run
+from mutirao.core.validation import SIZE_CAP
 from mutirao.datasets.class_folders import ImageSet, require_same_classes
 from mutirao.datasets.image_layouts import train_test_split
 from mutirao.randomness import derive_seed

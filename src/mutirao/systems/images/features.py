@@ -21,18 +21,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mutirao.core.digests import fingerprint
-from mutirao.datasets.class_folders import ImageSet
-from mutirao.datasets.image_files import UnreadableError, cache_home, picture
+from mutirao.core.arrays import fingerprint
+from mutirao.core.cpu_threads import core_count
+from mutirao.datasets.class_folders import ImageSet, UnreadableError, cache_home, picture
 from mutirao.io import write_whole
 from mutirao.randomness import rng
 from mutirao.systems.images.backbones import SIZE, Backbone, load_backbone, weights_fingerprint
 from mutirao.systems.images.choices import NETWORK_NAMES, Depth
-from mutirao.systems.images.stain import NORMALIZERS, jitter
-from mutirao.training.cpu_cores import core_count
+from mutirao.systems.images.stain import NORMALIZERS, Pixels, jitter
 from mutirao.training.optimizers import one_thread
-
-Pixels = npt.NDArray[np.uint8]
 
 
 def views_of(image: Image.Image, name: str, count: int, size: int = SIZE) -> Pixels:

@@ -6,7 +6,6 @@ from typing import Any
 from torch import nn
 
 from mutirao.errors import ConfigError
-from mutirao.systems.images.bag_heads import make_head
 from mutirao.systems.images.base import statistics_fingerprint, weights_fingerprint
 from mutirao.systems.images.choices import (
     BACKBONE_CHOICES,
@@ -18,7 +17,7 @@ from mutirao.systems.images.choices import (
     check_trainable,
 )
 from mutirao.systems.images.features import Extractor, random_views
-from mutirao.systems.images.heads import OneView
+from mutirao.systems.images.heads import OneView, make_head
 from mutirao.systems.images.networks import NETWORKS
 from mutirao.training.plain import Transform
 

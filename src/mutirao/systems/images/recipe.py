@@ -9,7 +9,7 @@ from mutirao.core.client_evaluation import weighted_client_metrics
 from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Round, Run
 from mutirao.datasets.labelled import EVALUATION_SPLITS, is_arrays
-from mutirao.datasets.locations import find_data
+from mutirao.datasets.published import find_data
 from mutirao.errors import ConfigError
 from mutirao.experiments.artifacts import Artifacts, Picture
 from mutirao.experiments.disclosure import Disclosure, check_validation_share, is_private
@@ -40,7 +40,7 @@ class Config(Common):
         "a folder by class, a CSV of file,label[,client][,group], a set by name, 'none': with the sites alone",
     )
     partition: Part = setting(
-        Part("auto", home="mutirao.systems.images.image_partitions"), "how pictures are partitioned among clients"
+        Part("auto", home="mutirao.systems.images.image_sources"), "how pictures are partitioned among clients"
     )
     body: str = setting(
         "small", f"the network ({', '.join(NETWORK_NAMES)}), or a pretrained backbone: {BACKBONE_CHOICES}"

@@ -23,9 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.errors import ConfigError
-from mutirao.systems.ranking.letor_parsing import Floats, Ints, InvalidLine, parse_block
-from mutirao.systems.ranking.missing_values import clean_data
-from mutirao.systems.ranking.ranking_data import RankingData
+from mutirao.systems.ranking.letor_parsing import InvalidLine, clean_data, parse_block
+from mutirao.systems.ranking.ranking_data import Floats, Ints, RankingData
 
 log = logging.getLogger("mutirao")
 
@@ -48,7 +47,7 @@ def read_letor(path: Path | str, cache: bool = True) -> RankingData:
 
     Features that a line leaves out are 0, and an invalid line is refused with its number. Missing values (NULL),
     documents without a label (grade -1) and orders in place of grades are resolved by
-    `mutirao.systems.ranking.missing_values`. With `cache`, the arrays are stored and mapped into memory (copy-on-write)
+    `mutirao.systems.ranking.letor_parsing`. With `cache`, the arrays are stored and mapped into memory (copy-on-write)
     by later calls, until the file's size or time changes. Qin and Liu, "Introducing LETOR 4.0 Datasets", 2013.
 
     >>> _ = Path("train.txt").write_text("2 qid:10 1:0.5 2:0.1 # d1\n0 qid:10 1:0.2 # d2\n1 qid:20 2:0.9\n")

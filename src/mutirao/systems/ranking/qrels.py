@@ -16,8 +16,7 @@ import numpy as np
 from mutirao.config import one_line
 from mutirao.errors import ConfigError
 from mutirao.systems.ranking.letor import read_raw_letor, read_text_blocks, stat_file
-from mutirao.systems.ranking.letor_parsing import MOST_GRADE, quote_word
-from mutirao.systems.ranking.missing_values import fill_missing
+from mutirao.systems.ranking.letor_parsing import MOST_GRADE, fill_missing, quote_word
 from mutirao.systems.ranking.ranking_data import RankingData
 
 log = logging.getLogger("mutirao")

@@ -22,9 +22,8 @@ from mutirao.errors import ConfigError, Damaged
 from mutirao.io import load_arrays, save_arrays, write_whole
 from mutirao.systems.ranking.feature_scale import FeatureScale, feature_mismatch, parse_scale
 from mutirao.systems.ranking.letor import read_raw_letor, stat_file
-from mutirao.systems.ranking.letor_parsing import UNLABELLED
+from mutirao.systems.ranking.letor_parsing import UNLABELLED, fill_missing
 from mutirao.systems.ranking.metrics import Metrics, build_metrics, evaluate_ranking
-from mutirao.systems.ranking.missing_values import fill_missing
 from mutirao.systems.ranking.qrels import comments_in
 from mutirao.systems.ranking.ranking_data import RankingData
 from mutirao.systems.ranking.ranking_sources import pad_documents

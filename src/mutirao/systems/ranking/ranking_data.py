@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.systems.ranking.letor_parsing import Floats, Ints
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)

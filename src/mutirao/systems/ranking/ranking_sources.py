@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from mutirao.datasets.locations import find_data
+from mutirao.datasets.published import find_data
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
 from mutirao.systems.ranking.letor import pad_features, read_letor, read_text_blocks, stat_file
 from mutirao.systems.ranking.letor_layouts import LAYOUT, Parts, all_folds, contains_data, locate_parts
-from mutirao.systems.ranking.letor_parsing import MOST_FEATURES, MOST_GRADE, Ints, quote_word
+from mutirao.systems.ranking.letor_parsing import MOST_FEATURES, MOST_GRADE, quote_word
 from mutirao.systems.ranking.qrels import Qrels, read_qrels, read_with_qrels
 from mutirao.systems.ranking.query_partition import fold_rows
-from mutirao.systems.ranking.ranking_data import RankingData
+from mutirao.systems.ranking.ranking_data import Ints, RankingData
 from mutirao.systems.ranking.synthetic_queries import mslr_like
 
 log = logging.getLogger("mutirao")

@@ -18,10 +18,10 @@ from mutirao.datasets.labelled import digest_of_set
 from mutirao.errors import ConfigError
 from mutirao.experiments.artifacts import Artifacts, partition_of
 from mutirao.experiments.disclosure import Disclosure, privacy_guarantee
-from mutirao.experiments.early_stopping import EarlyStopping, check_one_model
 from mutirao.experiments.grouping import has_one_model
 from mutirao.experiments.party_agreement import agree_on_profile, read_given
 from mutirao.experiments.personal_models import as_global, personal_of
+from mutirao.experiments.simulated_parts import EarlyStopping, check_one_model
 from mutirao.experiments.task import Recipe, Task, federate
 from mutirao.io import load_arrays, write_whole
 from mutirao.partitioning import describe

@@ -17,7 +17,7 @@ from mutirao.config import nearest
 from mutirao.errors import ConfigError
 from mutirao.io import read_csv, write_rows, write_whole
 from mutirao.report.plot_kinds import file_in
-from mutirao.report.plot_style import INK, blank, save, tidy
+from mutirao.report.plots import INK, blank, save, tidy
 from mutirao.runs.reader import Record
 from mutirao.stats import Comparison, holm, paired
 from mutirao.studies.study import Study, results

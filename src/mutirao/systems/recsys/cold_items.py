@@ -18,9 +18,8 @@ from mutirao.systems.recsys.embeddings import Embeddings
 from mutirao.systems.recsys.evaluation import Evaluator
 from mutirao.systems.recsys.fedrecon import ITEMS, FedRecon
 from mutirao.systems.recsys.pretrain import Factorisation, pretrain
-from mutirao.systems.recsys.ratings import Ratings
+from mutirao.systems.recsys.ratings import Ratings, by_users
 from mutirao.systems.recsys.titles import parse_title
-from mutirao.systems.recsys.user_split import by_users
 
 MIN_ITEMS = 3  # with a feature, for it to be used
 TRUST = 10  # an item with n ratings has the weight n / (n + TRUST)

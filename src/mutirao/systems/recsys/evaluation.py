@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.clustering.late_joiners import place_clients
-from mutirao.clustering.membership import Groups
+from mutirao.clustering.formation import place_clients
+from mutirao.clustering.group_state import Groups
 from mutirao.clustering.signature_handler import WARM, SignatureHandler
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Reply, Request, Site
@@ -22,8 +22,7 @@ from mutirao.errors import ConfigError
 from mutirao.randomness import derive_seed, rng
 from mutirao.systems.recsys.fedrecon import ITEMS, FedRecon
 from mutirao.systems.recsys.local_training import Batch, UserExamples, make_batch
-from mutirao.systems.recsys.ratings import Ratings, Taste
-from mutirao.systems.recsys.user_split import Parts
+from mutirao.systems.recsys.ratings import Parts, Ratings, Taste
 
 CUTS = (5, 10, 20)
 CUT = 10  # of `Evaluator`

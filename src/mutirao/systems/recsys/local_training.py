@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mutirao.core.cpu_threads import core_count
 from mutirao.systems.recsys.kernels import MIX, NEWTON_STEPS, TOLERANCE, compile_kernel, find_kernel
-from mutirao.training.cpu_cores import core_count
 
 USER_COST = 40  # fixed cost of a user, in ratings
 MIN_USERS = 16  # for which a second thread is worth its start

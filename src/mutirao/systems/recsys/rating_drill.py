@@ -24,7 +24,7 @@ from mutirao.privacy.accounting import add_releases, epsilon
 from mutirao.privacy.secure_aggregation.settings import MASKED
 from mutirao.privacy.trials import Trial, align_columns
 from mutirao.randomness import rng
-from mutirao.report.plot_style import BRIGHT, INK, add_legend, blank, save, tidy
+from mutirao.report.plots import BRIGHT, INK, add_legend, blank, save, tidy
 from mutirao.simulation.local_fleet import LocalFleet
 from mutirao.systems.recsys.fedrecon import ITEM_ROWS, ITEMS, FedRecon
 from mutirao.systems.recsys.item_aggregation import TOUCHES

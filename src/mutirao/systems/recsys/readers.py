@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.datasets.locations import find_data
+from mutirao.datasets.published import find_data
 from mutirao.errors import ConfigError
 from mutirao.io import BOM, decode_text, read_rows
 from mutirao.systems.recsys.catalogues import Catalogue, catalogue_file, read_titles

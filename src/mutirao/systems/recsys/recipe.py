@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from mutirao.clustering.signature_handler import SignatureHandler
 from mutirao.config import Common, Part, build, setting
-from mutirao.core.arrays import Arrays
-from mutirao.core.digests import fingerprint
+from mutirao.core.arrays import Arrays, fingerprint
 from mutirao.core.exclusion import parse_names
 from mutirao.core.fleet import Fleet
 from mutirao.core.rounds import Round, Run
@@ -36,9 +35,18 @@ from mutirao.systems.recsys.fedrecon import ITEMS, FedRecon
 from mutirao.systems.recsys.partially_local.client import PartiallyLocal, evaluated_rounds, metrics_of, population_of
 from mutirao.systems.recsys.partially_local.methods import is_implicit, method_of
 from mutirao.systems.recsys.pretrain import Factorisation, Pooled
-from mutirao.systems.recsys.ratings import Ratings, join, plant
+from mutirao.systems.recsys.ratings import (
+    FOLDS,
+    PARTS,
+    SPLITS,
+    Ratings,
+    all_but_last,
+    join,
+    plant,
+    sample_known,
+    split_ratings,
+)
 from mutirao.systems.recsys.readers import read_ratings
-from mutirao.systems.recsys.user_split import FOLDS, PARTS, SPLITS, all_but_last, sample_known, split_ratings
 
 GENERATED = (600, 400)  # users and items
 

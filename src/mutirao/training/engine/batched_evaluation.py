@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mutirao.core.arrays import Array, Arrays
+from mutirao.core.cpu_threads import core_count
 from mutirao.core.fleet import ClientId, Reply, failure_of
-from mutirao.training.cpu_cores import core_count
 from mutirao.training.engine.jobs import shared_storage
 from mutirao.training.engine.threaded import map_in_threads
 from mutirao.training.inputs import call_model

@@ -21,14 +21,13 @@ from mutirao.training.adapters import LIMIT
 from mutirao.training.engine.compiled_step import is_close
 from mutirao.training.engine.dropout import kernel_masks
 from mutirao.training.engine.jobs import Job, shared_storage
-from mutirao.training.engine.thread_pool import run_in_threads
+from mutirao.training.engine.threaded import run_in_threads
 from mutirao.training.engine.tracer import Unsupported
 from mutirao.training.lazy_samples import LazyInputs
-from mutirao.training.local_steps import LocalHyperparameters
 from mutirao.training.measurements import squared_error_extras, training_metrics
 from mutirao.training.optimizers import one_thread, seeded
 from mutirao.training.plain import PlainTrainer
-from mutirao.training.pull import NOTHING, Pull
+from mutirao.training.pull import NOTHING, LocalHyperparameters, Pull
 from mutirao.training.samples import Index, Samples
 
 try:

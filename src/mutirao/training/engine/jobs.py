@@ -14,11 +14,10 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Failure, Request, Site, failure_of
 from mutirao.randomness import rng
 from mutirao.training.engine.tracer import Unsupported
-from mutirao.training.local_steps import LocalHyperparameters
 from mutirao.training.lr_schedules import Constant
 from mutirao.training.measurements import read_extras
 from mutirao.training.plain import PlainTrainer, Requests, Sites
-from mutirao.training.pull import Pull
+from mutirao.training.pull import LocalHyperparameters, Pull
 from mutirao.training.samples import Index, Samples
 
 

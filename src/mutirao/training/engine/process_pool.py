@@ -22,11 +22,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mutirao.core.cpu_threads import core_count
 from mutirao.core.fleet import ClientId, Failure, Site, failure_of
-from mutirao.training.cpu_cores import core_count
 from mutirao.training.engine.jobs import Job
-from mutirao.training.engine.thread_pool import keep_freed_memory, run_in_threads
-from mutirao.training.engine.threaded import Timed, clone_module
+from mutirao.training.engine.threaded import Timed, clone_module, keep_freed_memory, run_in_threads
 from mutirao.training.inputs import map_tensors, tensors_in
 from mutirao.training.lazy_samples import LazyInputs
 from mutirao.training.plain import PlainTrainer

@@ -14,7 +14,7 @@ from mutirao.randomness import derive_seed
 from mutirao.training.engine.compiled_step import CompiledStep
 from mutirao.training.engine.jobs import Job, shared_storage
 from mutirao.training.engine.local_step import StepForm
-from mutirao.training.engine.thread_pool import run_in_threads
+from mutirao.training.engine.threaded import run_in_threads
 from mutirao.training.engine.tracer import Unsupported
 from mutirao.training.measurements import (
     concatenate_errors,

@@ -1,9 +1,16 @@
-"""One client per thread, with one torch thread each: for convolutions and large models, which keep a core busy."""
+"""One client per thread, with one torch thread each: for convolutions and large models, which keep a core busy.
+
+The threads outlive a round. Torch releases Python's lock while it computes.
+"""
 
 import contextlib
 import copy
+import ctypes
+import functools
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
@@ -11,18 +18,47 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mutirao.core.cpu_threads import core_count
 from mutirao.core.fleet import ClientId, Failure, Reply, failure_of
 from mutirao.training.engine.jobs import Job
 from mutirao.training.engine.pooling import fuse_pools
-from mutirao.training.engine.thread_pool import keep_freed_memory, run_in_threads
 from mutirao.training.engine.tracer import Unsupported, check_repeatable, is_random, takes_generator
 from mutirao.training.inputs import call_model
 from mutirao.training.optimizers import one_thread, seeded
 from mutirao.training.plain import PlainTrainer
 from mutirao.training.torch_device import random_state
 
+# Parameters of glibc's mallopt.
+MMAP_THRESHOLD = -3
+TRIM_THRESHOLD = -1
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+def keep_freed_memory() -> None:
+    """Keep freed memory for the next step: glibc would return large blocks and request them again.
+
+    What was freed before, such as copies made while data were read, is given back.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # not glibc: nothing to do
+        libc = ctypes.CDLL(None)
+        libc.malloc_trim(0)
+        libc.mallopt(MMAP_THRESHOLD, 1 << 30)
+        libc.mallopt(TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+def run_in_threads(workers: int, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """The results of `work` for each item, in order; `workers` = 0 means one per core."""
+    return list(_pool(workers or core_count(), os.getpid()).map(work, items))
+
+
+@functools.lru_cache(maxsize=8)
+def _pool(workers: int, process: int) -> ThreadPoolExecutor:
+    """The threads of this process; a forked child gets its own."""
+    return ThreadPoolExecutor(workers, thread_name_prefix="mutirao", initializer=torch.set_num_threads, initargs=(1,))
+
+
 Timed = tuple[Reply | Failure, float]  # what came of a client, and the seconds it took
 
 

@@ -15,9 +15,18 @@ from mutirao.cli import main
 from mutirao.errors import ConfigError
 from mutirao.systems.cytology.slides.readers import OpenSlideSource, SlideError, TiffSource, open_slide
 from mutirao.systems.cytology.slides.synthetic_slides import LABORATORIES, Cells, Pyramid, Smear, TileRenderer
-from mutirao.systems.cytology.slides.tile_ranking import Choice, tile_measures
-from mutirao.systems.cytology.slides.tiling import Cut, Tile, choose, grid, read_tile_table, tile_slide
-from mutirao.systems.cytology.slides.tissue_mask import mask_slide, otsu
+from mutirao.systems.cytology.slides.tiling import (
+    Choice,
+    Cut,
+    Tile,
+    choose,
+    grid,
+    mask_slide,
+    otsu,
+    read_tile_table,
+    tile_measures,
+    tile_slide,
+)
 
 
 def test_both_readers_see_what_was_drawn(smear: tuple[Path, Cells]) -> None:

@@ -9,9 +9,16 @@ import pytest
 import tifffile
 
 from mutirao.systems.cytology.slides.readers import SlideError, ome_mpp, open_slide
-from mutirao.systems.cytology.slides.tile_ranking import Choice
-from mutirao.systems.cytology.slides.tiling import Cut, read_tile_table, tile_slide
-from mutirao.systems.cytology.slides.tissue_mask import mask_slide, stain, threshold, unscanned
+from mutirao.systems.cytology.slides.tiling import (
+    Choice,
+    Cut,
+    mask_slide,
+    read_tile_table,
+    stain,
+    threshold,
+    tile_slide,
+    unscanned,
+)
 
 Pixels = npt.NDArray[np.uint8]
 

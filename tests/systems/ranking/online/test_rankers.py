@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mutirao.systems.ranking.online.rankers import make_ranker
+from mutirao.systems.ranking.online.pdgd import make_ranker
 
 
 @pytest.mark.parametrize("hidden", [0, 7])

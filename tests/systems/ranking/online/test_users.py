@@ -9,7 +9,7 @@ from mutirao.core.fleet import Failure, Reply, Request, Site
 from mutirao.randomness import rng
 from mutirao.systems.ranking.online.click_models import Cascade
 from mutirao.systems.ranking.online.fpdgd_noise import Shares
-from mutirao.systems.ranking.online.rankers import make_ranker
+from mutirao.systems.ranking.online.pdgd import make_ranker
 from mutirao.systems.ranking.online.shown_lists import QueryLists, User, normalize_per_query
 from mutirao.systems.ranking.online.users import SearchHandler
 from mutirao.systems.ranking.query_partition import by_query

@@ -15,12 +15,12 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
+from mutirao.core.cpu_threads import core_count
 from mutirao.datasets.tile_folders import Origin, TileScale, is_class_name, write_set
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.systems.cytology.slides.annotations import READERS, Floats, Mark, area, bounds, covered, read_annotations
 from mutirao.systems.cytology.slides.readers import Slide, encode_image, open_slide
 from mutirao.systems.cytology.slides.tiling import Cut, side_for
-from mutirao.training.cpu_cores import core_count
 
 Rule = Literal["leave", "largest", "first"]
 Place = tuple[int, int]

@@ -25,10 +25,9 @@ from mutirao.io import load_arrays, save_arrays, write_whole
 from mutirao.research_notice import NOTICE
 from mutirao.systems.cytology.slides.readers import Pixels
 from mutirao.systems.images.backbones import BACKBONES, SIZE, Backbone, load_backbone
-from mutirao.systems.images.bag_heads import MeanPool, WholeSlide, make_head
 from mutirao.systems.images.choices import FILE, TIMM, Trainable
 from mutirao.systems.images.features import normalize_stain
-from mutirao.systems.images.heads import FullNetwork
+from mutirao.systems.images.heads import FullNetwork, MeanPool, WholeSlide, make_head
 from mutirao.systems.images.metrics import abnormal_classes
 from mutirao.systems.images.timm_backbones import timm_backbone
 from mutirao.training.optimizers import one_thread

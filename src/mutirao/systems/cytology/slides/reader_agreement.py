@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mutirao.datasets.class_folders import read_content
-from mutirao.datasets.image_files import UnreadableError, picture
+from mutirao.datasets.class_folders import UnreadableError, picture, read_content
 from mutirao.errors import ConfigError
 from mutirao.metrics import confusion
 from mutirao.research_notice import NOTICE

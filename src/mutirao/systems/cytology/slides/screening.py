@@ -14,25 +14,25 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
+from mutirao.core.cpu_threads import core_count
 from mutirao.errors import ConfigError
 from mutirao.io import write_rows, write_whole
 from mutirao.research_notice import NOTICE, sign_picture
 from mutirao.systems.cytology.slides.models import ScreeningModel
 from mutirao.systems.cytology.slides.readers import Pixels, encode_image, open_slide
-from mutirao.systems.cytology.slides.tile_ranking import Choice
 from mutirao.systems.cytology.slides.tiling import (
+    Choice,
     Cut,
     Tile,
     choose,
     grid,
+    mask_slide,
     measure_tiles,
     preview_overview,
     shrink_picture,
 )
-from mutirao.systems.cytology.slides.tissue_mask import mask_slide
 from mutirao.systems.images.choices import BAG_HEADS
 from mutirao.templates import data_uri, render
-from mutirao.training.cpu_cores import core_count
 from mutirao.training.optimizers import one_thread
 
 SHOWN = 24  # tiles on the contact sheet

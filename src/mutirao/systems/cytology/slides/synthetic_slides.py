@@ -22,14 +22,13 @@ import numpy.typing as npt
 from PIL import Image
 
 from mutirao.config import one_line
+from mutirao.core.cpu_threads import core_count
 from mutirao.datasets.image_layouts import GLOBAL_TEST
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
 from mutirao.systems.cytology.slides.readers import Pixels, check_readers, encode_image
-from mutirao.systems.cytology.slides.tile_ranking import Choice
-from mutirao.systems.cytology.slides.tiling import Cut, Tile, read_tile_table, tile_slide
+from mutirao.systems.cytology.slides.tiling import Choice, Cut, Tile, read_tile_table, tile_slide
 from mutirao.systems.images.features import cache_folder
-from mutirao.training.cpu_cores import core_count
 
 TILE = 512
 # TIFF type number, and struct code

@@ -2,6 +2,12 @@
 
 A slide's folder is complete when `slide.json` is in it; until then the slide is cut again. A slide that fails is
 reported and does not stop the others.
+
+Tiles are ranked by sharpness and content: local variance and entropy. Glass is found on an overview of the slide.
+
+A cervical smear is not tissue: single cells lie far apart on clear glass. Otsu's threshold alone fails on it, since
+hardly any pixel belongs to a cell; so it is limited to a few deviations above the glass. Most scanners fill areas that
+were not scanned with pure white, which is not glass: with it, the glass itself would look stained.
 """
 
 import csv
@@ -13,16 +19,169 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from PIL import Image, ImageDraw
+from scipy import ndimage
 
+from mutirao.core.cpu_threads import core_count
 from mutirao.errors import ConfigError, MutiraoError
 from mutirao.io import read_csv as rows_in
 from mutirao.io import write_whole
 from mutirao.research_notice import sign_picture
 from mutirao.systems.cytology.slides.readers import Pixels, Slide, SlideError, encode_image, open_slide
-from mutirao.systems.cytology.slides.tile_ranking import Choice, tile_measures
-from mutirao.systems.cytology.slides.tissue_mask import Masked, mask_slide
-from mutirao.training.cpu_cores import core_count
+
+Mask = npt.NDArray[np.bool_]
+STRAIGHT = 24  # pixels of an overview: a longer straight edge is not that of a cell
+
+
+def otsu(values: npt.ArrayLike) -> int:
+    """The threshold t that splits bytes into <= t and > t with the largest variance between them (Otsu, 1979)."""
+    counts = np.bincount(np.asarray(values, np.uint8).ravel(), minlength=256).astype(np.float64)
+    below = np.cumsum(counts)
+    sums = np.cumsum(counts * np.arange(256))
+    above = below[-1] - below
+    with np.errstate(divide="ignore", invalid="ignore"):
+        between = below * above * (sums / below - (sums[-1] - sums) / above) ** 2
+    return int(np.nanargmax(np.where(np.isfinite(between), between, -1.0)))
+
+
+def stain(picture: Pixels) -> npt.NDArray[np.uint8]:
+    """How far a pixel is from white: saturation (max - min) and darkness (255 - max) together, that is 255 - min."""
+    darkest: npt.NDArray[np.uint8] = picture.min(2)
+    return 255 - darkest
+
+
+def threshold(stained: npt.NDArray[np.uint8]) -> float:
+    """Otsu's threshold, limited to between 5 and 12 deviations above the glass.
+
+    The glass is the median below Otsu's threshold; its deviation is estimated from the pixels at or below that
+    (robustly: 1.4826 times their median distance to it), because pale cytoplasm is only above it.
+    """
+    t = otsu(stained)
+    below = stained[stained <= t].astype(np.float64)
+    glass = float(np.median(below))
+    distances = glass - below[below <= glass]
+    deviation = max(1.4826 * float(np.median(distances)), 0.7)
+    return float(np.clip(t, glass + 5 * deviation, glass + 12 * deviation))
+
+
+def unscanned(picture: Pixels) -> Mask:
+    """Areas that were not scanned: pure white with mostly straight, vertical or horizontal edges.
+
+    Overexposed glass is pure white, too, but its edges run around cells, and are round.
+    """
+    white = ndimage.binary_opening(picture.min(2) >= 254, np.ones((5, 5), bool))  # solid: no lonely bright pixels
+    vertical = white[:, 1:] != white[:, :-1]
+    horizontal = white[1:] != white[:-1]
+    straight = ndimage.binary_opening(vertical, np.ones((STRAIGHT, 1), bool)).sum()
+    straight += ndimage.binary_opening(horizontal, np.ones((1, STRAIGHT), bool)).sum()
+    if 2 * straight > vertical.sum() + horizontal.sum():
+        return white
+    return np.zeros_like(white)
+
+
+@dataclass(frozen=True)
+class Masked:
+    """An overview of a slide, its mask of cells, and the finest pixels that one of its pixels covers."""
+
+    picture: Pixels
+    mask: Mask
+    scale: float
+
+    def share(self, x: int, y: int, side: int) -> float:
+        """The share of a square of the slide (finest pixels) that is not glass."""
+        left = int(x / self.scale)
+        top = int(y / self.scale)
+        right = max(left + 1, round((x + side) / self.scale))
+        bottom = max(top + 1, round((y + side) / self.scale))
+        part = self.mask[top:bottom, left:right]
+        if part.size:
+            return float(part.mean())
+        return 0.0
+
+
+def mask_slide(slide: Slide, mpp: float = 6.0) -> Masked:
+    """Find the cells on an overview of about `mpp` micrometres a pixel; isolated pixels are dust and count as glass."""
+    picture = slide.overview(mpp)
+    stained = stain(picture)
+    filled = unscanned(picture)
+    found = np.zeros_like(filled)
+    if not filled.all():
+        found = (stained > threshold(stained[~filled])) & ~filled
+    padded = np.pad(found, 1)
+    height, width = found.shape
+    neighbours = np.zeros(found.shape, np.uint8)
+    for dy in range(3):
+        for dx in range(3):
+            neighbours += padded[dy : dy + height, dx : dx + width]
+    return Masked(picture, found & (neighbours > 2), slide.size[0] / width)
+
+
+Floats = npt.NDArray[np.float64]
+WINDOW = 8
+
+
+def tile_measures(tile: Pixels) -> tuple[float, float]:
+    """Local variance (the mean over windows of 8 x 8 of their grey levels' variance) and entropy (bits a pixel).
+
+    Blurred tiles have little local variance, bare ones little entropy: -sum p log2 p of the 256 grey levels.
+    """
+    grey = Image.fromarray(tile).convert("L")
+    counts = np.asarray(grey.histogram(), np.float64)
+    p = counts[counts > 0] / counts.sum()
+    values = np.asarray(grey, np.float32)
+    high, wide = (n // WINDOW * WINDOW for n in values.shape)
+    windows = values[:high, :wide].reshape(high // WINDOW, WINDOW, wide // WINDOW, WINDOW)
+    variance = np.einsum("abcd,abcd->ac", windows, windows) / WINDOW**2 - windows.mean((1, 3)) ** 2
+    return float(np.maximum(variance, 0).mean()), float(max(0.0, -(p * np.log2(p)).sum()))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which tiles are kept: those above both thresholds; of these the best `quantile` (a share) or `top` (a count).
+
+    >>> score, why = Choice(top=1)(variance=[20.0, 5.0, 0.1], entropy=[4.0, 3.0, 0.0])
+    >>> why
+    ['', 'rank', 'variance']
+    """
+
+    min_variance: float = 0.5
+    min_entropy: float = 0.1
+    quantile: float = 1.0
+    top: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.quantile <= 1:
+            raise ConfigError(f"quantile: {self.quantile!r} is not a share above 0 and up to 1")
+        if self.top < 0 or self.min_variance < 0 or self.min_entropy < 0:
+            raise ConfigError("top, min_variance and min_entropy cannot be below 0")
+
+    def __call__(self, variance: Sequence[float], entropy: Sequence[float]) -> tuple[Floats, list[str]]:
+        """A score in [0, 1] for each tile, and the reason to drop it (empty: it is kept)."""
+        v = np.asarray(variance, np.float64)
+        e = np.asarray(entropy, np.float64)
+        scores = (shares_below(v) + shares_below(e)) / 2
+        why = np.full(len(v), "", object)
+        why[e < self.min_entropy] = "entropy"
+        why[v < self.min_variance] = "variance"
+        left = np.flatnonzero(why == "")
+        ranked = left[np.argsort(-scores[left], kind="stable")]
+        keep = len(ranked) if self.quantile == 1 else int(np.ceil(self.quantile * len(ranked)))
+        keep = min(keep, self.top) if self.top else keep
+        why[ranked[keep:]] = "rank"
+        return scores, [str(w) for w in why]
+
+
+def shares_below(values: Floats) -> Floats:
+    """For each value the share of the others below it, ties counting half; a single value has 1."""
+    from scipy.stats import rankdata
+
+    n = len(values)
+    if n > 1:
+        return (rankdata(values) - 1) / (n - 1)
+    return np.ones(n)
+
 
 COLUMNS = ("tile", "x", "y", "level", "side", "cover", "variance", "entropy", "score", "kept", "why")
 PREVIEW = 1600  # pixels of the longer side

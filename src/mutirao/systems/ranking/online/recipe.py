@@ -13,7 +13,7 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Fleet
 from mutirao.core.rounds import Round, Run
 from mutirao.datasets.labelled import digest_of_set
-from mutirao.datasets.locations import find_data
+from mutirao.datasets.published import find_data
 from mutirao.errors import ConfigError
 from mutirao.experiments.task import Recipe, Task, federate
 from mutirao.metrics import mrr, ndcg
@@ -22,8 +22,8 @@ from mutirao.randomness import rng
 from mutirao.selection import how_many
 from mutirao.systems.ranking.online.click_models import LOGGED, MIXED, NAMES, Cascade
 from mutirao.systems.ranking.online.fpdgd_noise import Shares
+from mutirao.systems.ranking.online.pdgd import make_ranker
 from mutirao.systems.ranking.online.query_log import is_log, read_log
-from mutirao.systems.ranking.online.rankers import make_ranker
 from mutirao.systems.ranking.online.shown_lists import QueryLists, User, normalize_per_query
 from mutirao.systems.ranking.online.users import SearchHandler
 from mutirao.systems.ranking.query_partition import partition_documents

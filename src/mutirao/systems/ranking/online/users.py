@@ -9,21 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from mutirao.core.arrays import Arrays, cast_to
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_of
 from mutirao.core.hyperparameters import read_hyperparameters
 from mutirao.errors import Refused
 from mutirao.randomness import rng
-from mutirao.systems.ranking.online.click_models import click_documents
+from mutirao.systems.ranking.online.click_models import Ints, click_documents
 from mutirao.systems.ranking.online.fpdgd_noise import Shares
-from mutirao.systems.ranking.online.pdgd import document_weights, sample_rankings
-from mutirao.systems.ranking.online.rankers import Linear, Ranker
+from mutirao.systems.ranking.online.pdgd import Linear, Ranker, document_weights, sample_rankings
 from mutirao.systems.ranking.online.shown_lists import User, shown_ndcg
 from mutirao.training.lr_schedules import Constant, Schedule, factor_of
 
-Ints = npt.NDArray[np.int64]
 NEXT = "online.next"  # a user's position in its log
 AT_ONCE = 256  # users whose lists are in memory at a time
 

@@ -12,11 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.core.arrays import Arrays, is_finite
-from mutirao.core.bounds import SIZE_CAP, cap_sizes
 from mutirao.core.fleet import ClientId, Failure, Fleet, Reply, Request, Site, failure_of
 from mutirao.core.hyperparameters import read_hyperparameters
 from mutirao.core.rounds import Round, Run
-from mutirao.core.validation import fault_of_extras, sift
+from mutirao.core.validation import SIZE_CAP, cap_sizes, fault_of_extras, sift
 from mutirao.errors import Refused
 from mutirao.randomness import rng
 from mutirao.systems.recsys.evaluation import SAMPLED, UserEvaluation, rank_among, summarise_ranks
