@@ -1,4 +1,4 @@
-"""Configuration of recipes: frozen dataclasses whose fields can be set by `key=value` or a TOML file."""
+"""Configuration of recipes: frozen dataclasses, with fields that are set by `key=value` or a TOML file."""
 
 import dataclasses
 import difflib
@@ -25,7 +25,7 @@ log = logging.getLogger("mutirao")
 C = TypeVar("C", bound="Common")
 Scalar = bool | int | float | str
 
-# The module whose dictionary NAMES has the parts of each kind.
+# The module of each kind; its dictionary NAMES has the parts.
 KINDS = {
     "select": "mutirao.selection",
     "aggregate": "mutirao.aggregation",
@@ -46,7 +46,7 @@ KINDS = {
 }
 ENGINES = ("auto", "fused", "stacked", "threads", "processes", "plain")
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "adagrad")
-# Arguments that the caller of a part passes; users cannot set these.
+# Arguments that the run passes to a part; users cannot set these.
 HANDED_OVER = {
     "labels",
     "keys",
@@ -177,8 +177,12 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     if not names:
         return "; it has none"
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    return hint + (f" (valid: {', '.join(names)})" if len(names) <= 20 or not close else "")
+    hint = ""
+    if close:
+        hint = f"; did you mean {close[0]!r}?"
+    if len(names) <= 20 or not close:
+        hint += f" (valid: {', '.join(names)})"
+    return hint
 
 
 def one_line(error: Exception) -> str:
@@ -201,8 +205,9 @@ def load_part(kind: str, path: str, like: Iterable[Callable[..., Any]]) -> Calla
     """A user's own part behind a dotted path, checked before it is called."""
     check_module(kind, path)
     found = load_name(path)
-    if adapt := getattr(importlib.import_module(KINDS[kind]) if kind in KINDS else None, "adapt", None):
-        found = adapt(found)  # a partitioner of flwr-datasets becomes a partition
+    # Some kinds accept parts of other libraries, too: a partitioner of flwr-datasets becomes a partition.
+    if kind in KINDS and (adapt := getattr(importlib.import_module(KINDS[kind]), "adapt", None)):
+        found = adapt(found)
     try:
         check_part(kind, path, found, like)
     except (TypeError, ValueError, AttributeError) as error:  # not every callable can say what it takes
@@ -228,7 +233,7 @@ def parameters(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def can_set(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Those parameters that a user may set: a function's required arguments are passed by its caller."""
+    """Those parameters that a user may set: a function's required arguments are passed by the run."""
     if not inspect.isclass(make):
         return {k: p for k, p in parameters(make).items() if p.default is not p.empty}
     own = dataclasses.fields(make) if dataclasses.is_dataclass(make) else ()
@@ -289,7 +294,7 @@ def complete_part(kind: str, part: Part) -> Part:
     make = factory(kind, part)
     try:
         takes = can_set(make)
-        hints = typing.get_type_hints(make.func if isinstance(make, functools.partial) else make_hints(make))
+        hints = typing.get_type_hints(make_hints(make))
     except Exception as error:  # not every callable can say what it takes, nor every annotation be resolved
         raise ConfigError(f"{kind}: the settings of {part.name!r} cannot be read: {one_line(error)}") from error
     full: dict[str, Scalar] = {}
@@ -306,7 +311,9 @@ def complete_part(kind: str, part: Part) -> Part:
 
 
 def make_hints(make: Callable[..., Any]) -> Any:
-    """The object with the type hints of a part's settings: for a class, its constructor."""
+    """The object with the type hints of a part's settings: for a class its constructor, for a partial its function."""
+    if isinstance(make, functools.partial):
+        return make.func
     if inspect.isclass(make):
         return make.__init__
     return make
@@ -332,26 +339,32 @@ def build(kind: str, part: Part, **offers: Any) -> Any:
 
 
 def coerce(key: str, value: Any, hint: Any, low: float | None = None, high: float | None = None) -> Any:
-    """`value` as the type `hint` asks for, within its range, or a clear refusal."""
-    wanted = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    """`value` as the type that `hint` names, within its range, or a clear refusal."""
+    wanted: tuple[Any, ...] = (hint,)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        wanted = typing.get_args(hint)
     words = [word for kind in wanted if typing.get_origin(kind) is typing.Literal for word in typing.get_args(kind)]
     if value in words:
         return value
     if words and (len(wanted) == 1 or isinstance(value, str)):
-        known = [*(["true", "false"] if bool in wanted else []), *words]
-        raise ConfigError(f"{key}: {value!r} is not one of {', '.join(map(str, known))}")
+        known = list(map(str, words))
+        if bool in wanted:
+            known = ["true", "false", *known]
+        raise ConfigError(f"{key}: {value!r} is not one of {', '.join(known)}")
     plain = tuple(k for k in wanted if isinstance(k, type))
     if object in wanted or typing.Any in wanted:
         plain = (bool, int, float, str)
     # TOML guarantees no larger integers, and such a number may be too long to print.
     if isinstance(value, int) and abs(value) >= 2**63:
         raise ConfigError(f"{key}: the number is too large")
+    # A whole number is written for a float, as in lr=1; a bool is an int in Python, but not a number here.
     if isinstance(value, int) and not isinstance(value, bool) and int not in plain and float in plain:
         value = float(value)
     if (isinstance(value, bool) and bool not in plain) or not isinstance(value, plain):
         names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
         right = " or ".join(names.get(k, k.__name__) for k in plain if k is not type(None)) or str(hint)
         raise ConfigError(f"{key}: {value!r} is not {right}")
+    # Python reads bytes of the command line that are not UTF-8 as surrogates, which config.toml could not store.
     if isinstance(value, str) and not value.isascii() and re.search("[\ud800-\udfff]", value):
         raise ConfigError(f"{key}: {value!r} is not valid Unicode text")
     if not isinstance(value, int | float):
@@ -359,7 +372,10 @@ def coerce(key: str, value: Any, hint: Any, low: float | None = None, high: floa
     if value != value:
         raise ConfigError(f"{key}: must be a finite number, not nan")
     if low is not None and value < low:
-        right = "it must be above 0" if 0 < low < 1e-6 else f"at least {low} is needed"
+        right = f"at least {low} is needed"
+        # A tiny `low` stands for an open range: the rate may be anything above 0.
+        if 0 < low < 1e-6:
+            right = "it must be above 0"
         raise ConfigError(f"{key}: {value!r} is too small, {right}")
     if high is not None and value > high:
         raise ConfigError(f"{key}: {value!r} is too large, must be at most {high}")
@@ -405,7 +421,8 @@ def resolve(recipe_config: type[C], table: Mapping[str, Any], sets: Iterable[tup
     chosen: dict[str, Any] = {}
     below: dict[str, dict[str, Any]] = {}
     for layer in (flatten(table), sets):
-        for key, value in sorted(layer, key=lambda pair: is_below(pair[0])):  # names first: the order must not matter
+        # Names of parts come before their settings, so that the order of the user's settings does not matter.
+        for key, value in sorted(layer, key=lambda pair: is_below(pair[0])):
             name, dot, sub = key.partition(".")
             if name not in fields and not without_retired(recipe_config, {key: value}):
                 continue
@@ -418,8 +435,9 @@ def resolve(recipe_config: type[C], table: Mapping[str, Any], sets: Iterable[tup
             elif hints[name] is not Part:
                 chosen[name] = value
             elif value != {}:  # an empty table sets nothing
+                # To another part the settings of the one before do not apply.
                 if value != chosen.get(name, fields[name].default.name):
-                    below.pop(name, None)  # another part: the settings of the one before do not apply
+                    below.pop(name, None)
                 chosen[name] = value
     values: dict[str, Any] = {}
     for name, f in fields.items():
@@ -428,7 +446,8 @@ def resolve(recipe_config: type[C], table: Mapping[str, Any], sets: Iterable[tup
             part: Part = f.default  # type: ignore[assignment]  # a part setting always has a default
             if name in chosen:
                 wanted = coerce(name, chosen[name], str)
-                part = part if wanted == part.name else Part(wanted, home=part.home)
+                if wanted != part.name:
+                    part = Part(wanted, home=part.home)
             values[name] = resolve_part(name, part, below.get(name, {}))
         else:
             value = chosen.get(name, f.default)
@@ -501,7 +520,14 @@ def dump(recipe: str, config: Any) -> str:
 
 def toml_lines(values: Mapping[str, Scalar | None]) -> list[str]:
     """`key = value` lines of TOML; None is left out, as TOML has no null."""
-    return [f"{k if k.isascii() else toml_string(k)} = {write_value(v)}" for k, v in values.items() if v is not None]
+    lines = []
+    for key, value in values.items():
+        if value is None:
+            continue
+        # TOML allows only ASCII in a key without quotes.
+        name = key if key.isascii() else toml_string(key)
+        lines.append(f"{name} = {write_value(value)}")
+    return lines
 
 
 def write_value(value: Scalar) -> str:

@@ -28,12 +28,14 @@ def write_whole(path: Path, content: bytes | str, durable: bool = True) -> None:
         try:
             with part.open("wb") as file:
                 file.write(content.encode() if isinstance(content, str) else content)
+                # On disk before the rename: otherwise a power failure could leave the name with half of the content.
                 if durable:
                     file.flush()
                     os.fsync(file.fileno())
             replace_file(part, path)
         except OSError:
-            part.unlink(missing_ok=True)  # what did not fit must not fill the disk
+            # What did not fit must not fill the disk.
+            part.unlink(missing_ok=True)
             raise
 
 
@@ -83,7 +85,8 @@ def lock(handle: int, path: Path) -> None:
         if sys.platform == "win32":
             import msvcrt
 
-            os.lseek(handle, LOCK_POSITION, os.SEEK_SET)  # beyond the end of any file, as a locked byte cannot be read
+            # The locked byte is beyond the end of any file, since it cannot be read by others.
+            os.lseek(handle, LOCK_POSITION, os.SEEK_SET)
             msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
             os.lseek(handle, 0, os.SEEK_SET)
         else:
@@ -123,6 +126,7 @@ def load_arrays(path: Path) -> tuple[Arrays, dict[str, Any]]:
     try:
         content = path.read_bytes()
         arrays = load(content)
+        # `load` returns arrays alone. The header with the facts is JSON, behind its length in eight bytes.
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         facts = json.loads(header["__metadata__"]["mutirao"])
     except FileNotFoundError as error:
@@ -197,7 +201,7 @@ def write_rows(rows: Iterable[Iterable[Any]]) -> str:
 
 
 def write_plain(rows: Iterable[Iterable[Any]]) -> str:
-    """Rows as CSV whose cells are `plain` already."""
+    """Rows as CSV; their cells are `plain` already."""
     out = StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
     return out.getvalue()

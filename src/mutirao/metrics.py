@@ -37,9 +37,15 @@ def ndcg(
     s, y, q, rank = _rank(scores, labels, queries, ties)
     if not len(q):
         return float("nan")
-    g = np.exp2(y) - 1 if gain == "exponential" else y
+    g = y
+    if gain == "exponential":
+        g = np.exp2(y) - 1
     discount = np.where(rank < k, 1 / np.log2(rank + 2.0), 0.0)
-    dcg = np.bincount(q, (_mean_of_ties(g, s, q) if ties == "average" else g) * discount)
+    # Over all orders of documents with one score, each of their ranks has the mean of their gains.
+    expected = g
+    if ties == "average":
+        expected = _mean_of_ties(g, s, q)
+    dcg = np.bincount(q, expected * discount)
     ideal = np.bincount(q, g[np.lexsort((-g, q))] * discount)
     return _mean_over_queries(dcg / np.where(ideal > 0, ideal, 1.0), ideal > 0, empty)
 
@@ -138,7 +144,8 @@ def err(
     if y.min() < 0 or y.max() > highest:
         raise ValueError(f"grades from {y.min():g} to {y.max():g} are not on the scale from 0 to {highest}")
     stops = (np.exp2(y) - 1) / np.exp2(highest)
-    logs = np.log1p(-stops)  # below 0, as no grade satisfies for certain
+    # The product over earlier documents is a running sum of logarithms. No grade satisfies for certain: none is -inf.
+    logs = np.log1p(-stops)
     before = np.cumsum(logs) - logs
     before -= before[np.flatnonzero(rank == 0)][q]
     share = np.where(rank < k, np.exp(before) * stops / (rank + 1.0), 0.0)
@@ -316,7 +323,7 @@ def jain(counts: npt.ArrayLike) -> float:
 
 
 def rounds_to(values: Sequence[float], threshold: float) -> int | None:
-    """The first round (from 1) whose value is at least `threshold`, or None.
+    """The first round (from 1) with a value of at least `threshold`, or None.
 
     >>> rounds_to([0.2, 0.6, 0.5], 0.6), rounds_to([0.2], 0.6)
     (2, None)
@@ -385,9 +392,14 @@ def _rank(
         raise ValueError(f"scores {s.shape}, labels {y.shape} and queries {q.shape} must be vectors of one length")
     if np.isnan(s).any():
         raise ValueError("scores contain NaN")
-    if not np.all(q[1:] >= q[:-1]):  # if they are sorted, numbering the queries needs no sort
+    # Queries that are sorted already, as in most files, need not be numbered by another sort.
+    if not np.all(q[1:] >= q[:-1]):
         q = np.unique(q, return_inverse=True)[1]
-    order = np.lexsort((y, -s, q) if ties == "worst" else (-s, q))
+    # lexsort takes the last key first, and keeps the order given where all keys are equal.
+    keys: tuple[npt.NDArray[Any], ...] = (-s, q)
+    if ties == "worst":
+        keys = (y, -s, q)
+    order = np.lexsort(keys)
     mine = q[order]
     position = np.arange(len(q))
     first = np.append([True], mine[1:] != mine[:-1])[: len(q)]

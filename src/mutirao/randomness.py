@@ -21,6 +21,7 @@ def derive_seed(seed: int, round: int, purpose: str, client: str = "") -> int:
     >>> mine == derive_seed(0, 1, "batches", "ana"), mine == derive_seed(0, 1, "batches", "bia")
     (True, False)
     """
+    # The separator keeps (1, 11) and (11, 1) apart. 63 bits fit into a signed integer, as torch and TOML have it.
     text = f"{seed}\x1f{round}\x1f{purpose}\x1f{client}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1
 
@@ -49,6 +50,7 @@ class Secret:
     def random(self, size: Shape) -> Floats:
         """Uniform in [0, 1), in steps of 2^-53."""
         count = math.prod(size) if isinstance(size, tuple) else size
+        # A double has 53 bits, so the lowest 11 of 64 are dropped.
         bits = np.frombuffer(os.urandom(8 * count), np.uint64)
         return np.ldexp((bits >> np.uint64(11)).astype(np.float64), -53).reshape(size)
 
@@ -56,6 +58,7 @@ class Secret:
         """Gaussian: sqrt(-2 ln u) cos 2 pi v, and the same with sin, of uniform u and v (Box and Muller, 1958)."""
         count = math.prod(size) if isinstance(size, tuple) else size
         u, v = self.random((2, (count + 1) // 2))
+        # u can be 0, but never 1: the logarithm of 1 - u is finite.
         length = np.sqrt(-2 * np.log(1 - u))
         angle = 2 * math.pi * v
         both = np.concatenate([length * np.cos(angle), length * np.sin(angle)])[:count]

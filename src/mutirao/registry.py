@@ -13,7 +13,7 @@ from mutirao.errors import ConfigError
 
 PLAIN = {"exclude"}  # names of clients: never code
 PATHS = {"data"}  # settings that hold paths: code only if the whole is a dotted name
-# a backbone by its name in timm is no code; a file is, except ONNX
+# A backbone by its name in timm is no code; a file is, except ONNX.
 BACKBONE = "body"
 TIMM = "timm:"
 FILE = "file:"
@@ -51,8 +51,11 @@ def dotted_in(content: Any) -> list[str]:
     >>> dotted_in({"data": "mine.sets:load"}), dotted_in({"data": "/srv/a b:c"})
     (['mine.sets:load'], [])
     """
-    if isinstance(content, str):
-        found = [content] if is_program(content) else [word for word in content.split() if is_dotted(word)]
+    # A file is one name as a whole: its path may have blanks in it.
+    if isinstance(content, str) and is_program(content):
+        found = [content]
+    elif isinstance(content, str):
+        found = [word for word in content.split() if is_dotted(word)]
     elif isinstance(content, Mapping):
         kept = {k: v for k, v in content.items() if k not in PLAIN and not (k == BACKBONE and is_of_timm(v))}
         for key in PATHS & kept.keys():
@@ -90,9 +93,11 @@ def check_part(kind: str, path: str, found: Any, like: Iterable[Callable[..., An
     if home and home != module and not home.startswith(f"{module}."):
         raise ConfigError(f"{kind}: {path!r} is defined in {home}, not there; a part is named by its own module")
     parts = list(like)
-    if not home or not (
-        takes_same_arguments(found, parts) if any(call_of(part) for part in parts) else has_methods(found, parts)
-    ):
+    fits = has_methods
+    # A kind of part is either called, such as an aggregator, or has several methods, such as a tracker.
+    if any(call_of(part) for part in parts):
+        fits = takes_same_arguments
+    if not home or not fits(found, parts):
         raise ConfigError(f"{kind}: {path!r} is not {word_for(kind)}; right would be {right_form(parts)}")
 
 

@@ -21,7 +21,7 @@ CELLS = {"cytology", "herlev", "sipakmed", "mendeley", "lbc", "cric", "hicervix"
 
 
 def notice_of(config: Mapping[str, Any]) -> str:
-    """The notice of a run whose recipe or data, as its config.toml names them, are about cells; empty for others.
+    """The notice of a run if its recipe or data, as config.toml names them, are about cells; empty for others.
 
     >>> notice_of({"recipe": "images", "data": "/srv/Herlev-2005/all"}) == notice_of({"recipe": "cytology"}) == NOTICE
     True

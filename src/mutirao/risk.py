@@ -63,7 +63,7 @@ def geo_risk(errors: npt.ArrayLike, aversion: float) -> Floats:
 
 
 def ideal_risk(errors: npt.ArrayLike) -> Floats:
-    """GeoRisk of the ideal client Z_i = T_i / |S|, whose ZRisk is 0: sqrt(mean of m / 2).
+    """GeoRisk of the ideal client Z_i = T_i / |S|, which has a ZRisk of 0: sqrt(mean of m / 2).
 
     >>> float(ideal_risk([[2, 2], [2, 2]]))  # that of any client, if all have the same errors
     1.0
@@ -99,6 +99,7 @@ def batch_risks(
     risks = np.full((most, clients), np.nan)
     for (mask, width), batches in same_shape.items():
         where = np.ix_(np.array(batches), np.flatnonzero(np.frombuffer(mask, np.bool_)))
+        # A batch begins anywhere in the joined errors: windows over these are views, so only what is used is copied.
         m = sliding_window_view(joined, width)[begins[where]].astype(np.float64)
         risks[where] = ideal_risk(m)[:, None] - geo_risk(m, aversion)
     out = np.zeros(clients)

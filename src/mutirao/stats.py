@@ -85,7 +85,7 @@ class Comparison:
 
 
 def standard_error(values: npt.ArrayLike, shared: float = 0.0) -> float:
-    """s sqrt(1/J + n_test/n_train) of J values, whose training data overlap (Nadeau and Bengio, 2003).
+    """s sqrt(1/J + n_test/n_train) of J values with training data that overlap (Nadeau and Bengio, 2003).
 
     `shared` is n_test/n_train, and 0 for values that have nothing in common, where this is s / sqrt(J).
 
@@ -101,6 +101,14 @@ def standard_error(values: npt.ArrayLike, shared: float = 0.0) -> float:
     return math.nan
 
 
+def _mean_alone(values: Floats) -> Interval:
+    """The mean of too few values for an interval; NaN of none."""
+    mean = math.nan
+    if len(values):
+        mean = float(values.mean())
+    return Interval(mean, math.nan)
+
+
 def interval(values: npt.ArrayLike, level: float = 0.95, shared: float = 0.0) -> Interval:
     """The mean with Student's interval: t_{J-1} times `standard_error`; one value has no interval (NaN).
 
@@ -112,7 +120,7 @@ def interval(values: npt.ArrayLike, level: float = 0.95, shared: float = 0.0) ->
 
     x = np.asarray(values, np.float64)
     if len(x) < 2:
-        return Interval(float(x.mean()) if len(x) else math.nan, math.nan)
+        return _mean_alone(x)
     half = t.ppf(0.5 + level / 2, len(x) - 1) * standard_error(x, shared)
     return Interval(float(x.mean()), float(half))
 
@@ -140,7 +148,12 @@ def paired(ours: npt.ArrayLike, theirs: npt.ArrayLike, shared: float = 0.0) -> C
         return Comparison(Interval(0.0, 0.0), 1.0, 1.0, 1.0, *effects, n)
     p, both = (float(wilcoxon(d, alternative=side, zero_method="zsplit").pvalue) for side in ("greater", "two-sided"))
     error = standard_error(d, shared)
-    p_t = 2 * float(t.sf(abs(d.mean()) / error, n - 1)) if error > 0 else math.nan if n < 2 else 0.0
+    # Pairs with one and the same difference have no spread: t is infinite, and p_t is 0. A single pair has no t.
+    p_t = 0.0
+    if n < 2:
+        p_t = math.nan
+    elif error > 0:
+        p_t = 2 * float(t.sf(abs(d.mean()) / error, n - 1))
     return Comparison(interval(d, shared=shared), p, both, p_t, *effects, n)
 
 
@@ -151,10 +164,14 @@ def effect_sizes(ours: Floats, theirs: Floats, draws: int = 2_000) -> tuple[Effe
     >>> round(r.value, 2), delta.value, round(d.value, 2)
     (0.93, 0.875, 1.44)
     """
-    rows = rng(0, 0, "effects").integers(0, max(len(ours), 1), (draws if len(ours) > 1 else 1, len(ours)))
-    rows[0] = np.arange(len(ours))  # the pairs themselves stand first
+    # Resampling a single pair gives that pair again, so it has no interval.
+    if len(ours) < 2:
+        draws = 1
+    rows = rng(0, 0, "effects").integers(0, max(len(ours), 1), (draws, len(ours)))
+    # The pairs themselves stand first: row 0 is the effect, the others are its interval.
+    rows[0] = np.arange(len(ours))
     r, delta, d = (
-        Effect(float(drawn[0]), *central_interval(drawn[1:])) for drawn in effect_size_rows(ours[rows], theirs[rows])
+        Effect(float(sizes[0]), *central_interval(sizes[1:])) for sizes in effect_size_rows(ours[rows], theirs[rows])
     )
     return r, delta, d
 
@@ -162,7 +179,9 @@ def effect_sizes(ours: Floats, theirs: Floats, draws: int = 2_000) -> tuple[Effe
 def central_interval(values: Floats, level: float = 0.95) -> tuple[float, float]:
     """The central interval with a share `level` of the finite values."""
     finite = values[np.isfinite(values)]
-    low, high = np.quantile(finite, [0.5 - level / 2, 0.5 + level / 2]) if len(finite) else (math.nan, math.nan)
+    if not len(finite):
+        return math.nan, math.nan
+    low, high = np.quantile(finite, [0.5 - level / 2, 0.5 + level / 2])
     return float(low), float(high)
 
 
@@ -176,7 +195,8 @@ def effect_size_rows(ours: Floats, theirs: Floats) -> Floats:
         return np.array([[0.0], [math.nan], [math.nan]])
     ranks = rankdata(np.abs(d), axis=1)
     positive = np.where(d > 0, ranks, np.where(d == 0, ranks / 2, 0.0)).sum(axis=1)
-    z = (positive - n * (n + 1) / 4) / np.sqrt((ranks**2).sum(axis=1) / 4)  # without continuity correction, as usual
+    # The normal approximation of Wilcoxon's W+, without continuity correction, as usual for r.
+    z = (positive - n * (n + 1) / 4) / np.sqrt((ranks**2).sum(axis=1) / 4)
     first = rankdata(np.concatenate([ours, theirs], axis=1), axis=1)[:, :n].sum(axis=1)
     delta = 2 * (first - n * (n + 1) / 2) / (n * n) - 1
     mean = d.mean(axis=1)
@@ -208,6 +228,7 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     ordered = sorted(p_values.items(), key=lambda item: item[1])
     corrected = {}
     worst = 0.0
+    # p_(i) is multiplied by the number of hypotheses left, and no corrected p is below that of a smaller p.
     for i, (name, p) in enumerate(ordered):
         worst = max(worst, min(1.0, p * (len(ordered) - i)))
         corrected[name] = worst
@@ -223,7 +244,7 @@ def bootstrap(values: Sequence[float], draw: np.random.Generator, level: float =
     """
     x = np.asarray(values, np.float64)
     if len(x) < 2:
-        return Interval(float(x.mean()) if len(x) else math.nan, math.nan)
+        return _mean_alone(x)
     means = x[draw.integers(0, len(x), (draws, len(x)))].mean(axis=1)
     low, high = np.quantile(means, [0.5 - level / 2, 0.5 + level / 2])
     return Interval(float(x.mean()), float(high - low) / 2)

@@ -104,6 +104,7 @@ def is_moved(name: str, x: Array) -> bool:
 def weigh_updates(current: Arrays, replies: Replies, weights: Mapping[ClientId, float]) -> dict[str, Floats]:
     """sum_k weight_k (x_k - x) of all arrays that gradients change; the weights need not sum to one."""
     found = {}
+    # sum_k w_k x_k - (sum_k w_k) x, so that no update needs an array of its own.
     for name, x in current.items():
         if is_moved(name, x):
             ends = [replies[c].arrays[name] for c in weights]
@@ -168,6 +169,7 @@ def effective_steps(lr: float, momentum: float, mu: float, steps: int) -> float:
     """
     if not momentum and not mu:
         return lr * steps
+    # SGD with momentum on a gradient of 1, which mu pulls back to the anchor: v' = m v + 1 - mu d, d' = d + lr v'.
     distance = 0.0
     velocity = 0.0
     for _ in range(steps):

@@ -61,7 +61,9 @@ class FedDyn(Checked):
         for name, update in weigh_updates(current, replies, shares).items():
             key = MEMORY + name
             x = current[name]
+            # h' = h - alpha / N sum_S (y_k - x): `update` is the mean over S, and `part` is |S| / N.
             memory[key] = np.asarray(memory.get(key, np.zeros_like(update)) - self.alpha * part * update)
+            # x' = 1 / |S| sum_S y_k - h' / alpha.
             arrays[name] = cast_to(x + update - memory[key] / self.alpha, x.dtype)
         return Merged(arrays, merged.weights)
 

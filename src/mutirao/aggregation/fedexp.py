@@ -34,6 +34,7 @@ class FedExP(Checked):
         squares = squares_of(current, replies)
         mean = weigh_updates(current, replies, shares)
         length = sum(float(np.vdot(d, d)) for d in mean.values())
+        # At least 1, so that no round goes a shorter way than FedAvg; epsilon bounds the step where updates cancel.
         step = max(1.0, sum(shares[c] * squares[c] for c in shares) / (2 * (length + self.epsilon)))
         arrays = move_by(current, replies, {k: step * d for k, d in mean.items()})
         return Merged(arrays, {c: step * p for c, p in shares.items()}, {c: {"server_step": step} for c in shares})

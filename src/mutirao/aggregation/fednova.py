@@ -50,6 +50,7 @@ class FedNova(Checked):
         """The next model; the weights need not sum to one."""
         shares = sample_shares(replies)
         steps = reported_effective_steps(replies)
+        # tau brings the mean of the normalized updates back to the length of an ordinary round.
         tau = sum(shares[c] * steps[c] for c in shares)
         weights = {c: self.lr * tau * shares[c] / steps[c] for c in shares}
         return Merged(move_by(current, replies, weigh_updates(current, replies, weights)), weights)

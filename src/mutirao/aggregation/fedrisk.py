@@ -71,12 +71,15 @@ class FedRisk:
         """The next model; the weights are the shares of the clients."""
         clients = sorted(replies)
         risks = dict(zip(clients, self.risks([replies[c] for c in clients]), strict=True))
-        trust = {c: max(0.0, 1.0 - r) if self.clamp else 1.0 - r for c, r in risks.items()}
+        trust = {c: 1.0 - r for c, r in risks.items()}
+        if self.clamp:
+            trust = {c: max(0.0, t) for c, t in trust.items()}
         total = sum(trust.values())
         if self.form == "normalised" and total <= 0:
             if not self.clamp:
                 raise MutiraoError("fedrisk: the weights of this round's clients sum to 0 or less; lower the aversion")
-            trust = dict.fromkeys(clients, 1.0)  # all are equally risky
+            # With every weight clamped to 0 all clients are equally risky.
+            trust = dict.fromkeys(clients, 1.0)
             total = float(len(clients))
         divisor = total if self.form == "normalised" else len(clients)
         share = {c: t / divisor for c, t in trust.items()}
@@ -99,7 +102,8 @@ class FedRisk:
                 memory[key] = update
             return cast_to(self.beta * x + self.alpha * update, x.dtype)
 
-        with np.errstate(over="ignore", invalid="ignore"):  # the literal form overflows, which the round reports
+        # form=parameters, the literal reading, grows until it overflows, which the round reports as a divergence.
+        with np.errstate(over="ignore", invalid="ignore"):
             arrays = {name: merged(name, x) for name, x in current.items()}
         return Merged(arrays, share, {c: {"risk": float(r)} for c, r in risks.items()})
 
@@ -122,7 +126,9 @@ class FedRisk:
         """The risk of each client, from the errors it sent; invalid errors count as none."""
         errors = [usable(r) if self.fault(r) is None else NOTHING for r in replies]
         found = batch_risks([e for e, _ in errors], [s for _, s in errors], self.aversion)
-        return [float(r) for r in (found if self.sign == "published" else -found)]
+        if self.sign != "published":
+            found = -found
+        return [float(r) for r in found]
 
 
 def usable(reply: Reply) -> tuple[Array, Array]:

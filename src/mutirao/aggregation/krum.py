@@ -70,10 +70,12 @@ def nearest_models(current: Arrays, replies: Replies, malicious: int, keep: int)
     """The mean of the `keep` models with the least Krum scores."""
     clients = sorted(replies)
     distances = squared_distances(current, [replies[c].arrays for c in clients])
-    np.fill_diagonal(distances, np.inf)  # a client is no neighbour of itself
+    # A client is no neighbour of itself: infinity sorts behind all others.
+    np.fill_diagonal(distances, np.inf)
     neighbours = min(max(1, len(clients) - malicious - 2), len(clients) - 1)
     scores = np.sort(distances, axis=1)[:, :neighbours].sum(axis=1)
-    kept = sorted(clients[i] for i in np.argsort(scores, kind="stable")[:keep])  # ties: the first name
+    # A stable sort, so that of equal scores the first name wins on every machine.
+    kept = sorted(clients[i] for i in np.argsort(scores, kind="stable")[:keep])
     merged = merge_models(current, replies, dict.fromkeys(kept, 1 / len(kept)))
     figures = {c: {"krum_score": float(s)} for c, s in zip(clients, scores, strict=True)}
     return Merged(merged.arrays, dict.fromkeys(clients, 0.0) | merged.weights, figures)

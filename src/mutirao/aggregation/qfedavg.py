@@ -60,6 +60,7 @@ class QFedAvg(Checked):
         middle = float(np.median(list(reported.values())))
         # 1e-10 as in the authors' code, which divides by the loss.
         losses = {c: min(f, CAP * middle) + 1e-10 for c, f in reported.items()}
+        # With v_k = L (x - x_k), h_k is q F^(q-1) L^2 |x - x_k|^2 + L F^q, and L F^q / sum_k h_k the weight of x_k - x.
         power = {c: f**self.q for c, f in losses.items()}
         total = sum(
             self.q * f ** (self.q - 1) * lipschitz**2 * squares[c] + lipschitz * power[c] for c, f in losses.items()

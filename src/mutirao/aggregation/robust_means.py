@@ -71,6 +71,7 @@ class RFA(Checked):
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
         clients = sorted(replies)
         squares = squared_distances(current, [replies[c].arrays for c in clients])
+        # z is never computed: it is a mean of the models by `shares`, and its distances follow from theirs.
         shares = np.full(len(clients), 1 / len(clients))
         for _ in range(self.iterations):
             pull = 1 / np.maximum(self.nu, distances_to_mean(squares, shares))
@@ -100,7 +101,8 @@ class CenteredClipping(Checked):
         floats = [k for k, x in current.items() if x.dtype.kind == "f"]
         start = current | {k: current[k] + memory.get(f"centeredclipping.v.{k}", 0.0) for k in floats}
         squares = squared_distances(current, [*(replies[c].arrays for c in clients), start])
-        shares = np.append(np.zeros(len(clients)), 1.0)  # of the clients' models, and of where v begins
+        # x + v as a mean of the clients' models and of the point where v begins, which has the whole weight at first.
+        shares = np.append(np.zeros(len(clients)), 1.0)
         for _ in range(self.iterations):
             away = distances_to_mean(squares, shares)[:-1]
             tau = self.radius * float(np.median(away))
@@ -123,12 +125,14 @@ def trimmed_mean(current: Arrays, replies: Replies, cut: int) -> Merged:
     def trimmed(name: str, x: Array) -> Array:
         ranked = np.sort(np.stack([replies[c].arrays[name] for c in clients]), axis=0)[cut : len(clients) - cut]
         mean = cast_to(ranked.mean(axis=0, dtype=np.float64), x.dtype)
-        return np.where(ranked[0] == ranked[-1], ranked[0], mean)  # where all agree, the value keeps every bit
+        # Where all agree, the value keeps every bit, which a mean of large integers does not.
+        return np.where(ranked[0] == ranked[-1], ranked[0], mean)
 
     return Merged({name: trimmed(name, x) for name, x in current.items()}, dict.fromkeys(clients, 1 / len(clients)))
 
 
 def distances_to_mean(squares: Floats, shares: Floats) -> Floats:
     """||x_k - z|| for z = sum_j share_j x_j, shares that sum to one, from the squared distances between the x."""
+    # |x_k - z|^2 = sum_j s_j |x_k - x_j|^2 - 1/2 sum_ij s_i s_j |x_i - x_j|^2, and rounding must not make it negative.
     towards = squares @ shares
     return np.asarray(np.sqrt(np.maximum(0.0, towards - shares @ towards / 2)))

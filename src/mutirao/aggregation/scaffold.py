@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates correct the drift of clients whose data differ.
+"""SCAFFOLD: control variates correct the drift of clients with different data.
 
 The server keeps c, client k keeps c_k, both at first 0. A client takes steps y <- y - lr (g(y) + c - c_k) from the
 server's model x and then has
@@ -96,16 +96,21 @@ class Scaffold(Checked):
 
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
         """The next model; the next c goes into the memory."""
-        shares = sample_shares(replies) if self.weights == "samples" else equal_shares(replies)
+        shares = equal_shares(replies)
+        counts = dict.fromkeys(shares, 1)
+        if self.weights == "samples":
+            shares = sample_shares(replies)
+            counts = {c: replies[c].n for c in shares}
         merged = merge_models(current, replies, shares, lambda name, d: self.lr * d)
         before: Floats = np.asarray(memory.get(MEMORY, np.zeros(len(vector_of(current)), np.float32)), np.float64)
         if self.option == 1:
             changes = [replies[c].extras[CONTROL].astype(np.float64) for c in shares]
         else:
+            # c_k' - c_k = (x - y) / r - c.
             start = vector_of(current)
             steps = reported_effective_steps(replies)
             changes = [(start - vector_of(replies[c].arrays)) / steps[c] - before for c in shares]
-        counts = {c: replies[c].n if self.weights == "samples" else 1 for c in shares}
+        # c' = c + sum_S q_k (c_k' - c_k), q_k = n_k / (N m); m is that of the first round, so that q_k never changes.
         size = memory.setdefault(SIZE, np.asarray(float(np.mean(list(counts.values())))))
         samples = float(size) * max(len(replies), population_of(self, self.population))  # N m
         after = before + blend(clip_changes(changes, memory), [n / samples for n in counts.values()])
@@ -121,7 +126,12 @@ def clip_changes(changes: list[Floats], memory: Arrays) -> list[Floats]:
     lengths = [float(np.linalg.norm(x)) for x in changes]
     scale = max(float(memory.get(SCALE, np.asarray(0.0))), float(np.median(lengths)))
     memory[SCALE] = np.asarray(scale)
-    return [x * min(1.0, CAP * scale / length) if length else x for x, length in zip(changes, lengths, strict=True)]
+    clipped = []
+    for change, length in zip(changes, lengths, strict=True):
+        if length:
+            change = change * min(1.0, CAP * scale / length)
+        clipped.append(change)
+    return clipped
 
 
 def vector_of(arrays: Arrays) -> Floats:
@@ -152,9 +162,12 @@ def correct(model: Arrays, extras: Mapping[str, Array], kept: Array | None) -> A
     if c is None and kept is None:
         return {}
     size = len(vector_of(model))
-    if kept is not None and kept.shape != (size,):
-        kept = None  # of another model, such as one with another head: c_k starts from 0 again
-    gap = (np.zeros(size, np.float32) if c is None else c) - (np.float32(0) if kept is None else kept)
+    gap = c
+    if gap is None:
+        gap = np.zeros(size, np.float32)
+    # A c_k of another length is of another model, such as one with another head, and starts from 0 again.
+    if kept is not None and kept.shape == (size,):
+        gap = gap - kept
     return arrays_in(np.asarray(gap, np.float32), model)
 
 

@@ -161,6 +161,7 @@ def adaptive_move(
         first = f"{prefix}.m.{name}"
         second = f"{prefix}.v.{name}"
         zero = np.zeros_like(d)
+        # New arrays, nothing in place: if the round fails, the run keeps the old moments.
         memory[second] = np.asarray(second_moment(memory.get(second, zero), d * d))
         if beta1:
             d = np.asarray(beta1 * memory.get(first, zero) + (1 - beta1) * d)

@@ -17,7 +17,7 @@ from mutirao.report import write_report
 from mutirao.report.notebook import PIECES
 from mutirao.report.plot_kinds import draw_study
 from mutirao.runs.execute import default_out, different_settings
-from mutirao.studies.comparison import MethodResult, header_of, row_of, write_tables
+from mutirao.studies.comparison import MethodResult, comparison_fields, header_of, row_of, write_tables
 from mutirao.studies.comparison import compare_methods as compare_cells
 from mutirao.studies.study import Study, lay_out, ratio_of, run_study
 from mutirao.templates import macros
@@ -75,7 +75,8 @@ def compare(
     study = replace(study, shared=ratio_of(shared))
     folder = Path(out) if out is not None else default_out(f"compare-{study.called}", False)
     check_cells(study, entry.config, folder)
-    from mutirao.studies.study_display import CellBar  # late: it brings rich
+    # Imported late, because it imports rich.
+    from mutirao.studies.study_display import CellBar
 
     with CellBar(len(study.cells), quiet=how_shown(progress) == "quiet") as watch:
         problems = run_study(study, folder, workers, watch, start=how_started())
@@ -203,17 +204,17 @@ class Table:
 
 def as_row(line: MethodResult) -> dict[str, Any]:
     """A line with its numbers as numbers."""
-    test = line.against
+    tested = comparison_fields(line)
     return {
         "method": line.method,
         "metric": line.metric,
         "mean": line.final.mean,
         "half": line.final.half,
         "best": line.best.mean,
-        "difference": test.difference.mean if test else None,
-        "difference_half": test.difference.half if test else None,
-        "p_t": test.p_t if test else None,
-        "p_holm": line.p_holm if test else None,
+        "difference": tested["difference"],
+        "difference_half": tested["difference_half"],
+        "p_t": tested["p_t"],
+        "p_holm": tested["p_holm"],
         "verdict": line.verdict,
         "values": list(line.values),
     }

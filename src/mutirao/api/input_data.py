@@ -48,7 +48,8 @@ class Model:
         try:
             with seeded(0):
                 made = given()
-        except Exception as error:  # a user's code may raise anything
+        # A user's code may raise anything.
+        except Exception as error:
             name = getattr(given, "__name__", type(given).__name__)
             raise ConfigError(f"model: {name}() failed: {one_line(error)}; {EXPECTED_MODEL}") from error
         if not isinstance(made, nn.Module):
@@ -62,7 +63,8 @@ def copied(module: nn.Module) -> nn.Module:
     """A deep copy on the CPU, so that training never changes the user's module."""
     try:
         return copy.deepcopy(module).cpu()
-    except Exception as error:  # modules hold whatever their users put there
+    except Exception as error:
+        # A module may have attributes of any kind, and some cannot be copied.
         raise ConfigError(
             f"model: the module cannot be copied ({one_line(error)}); pass a function that makes it"
         ) from error
@@ -75,7 +77,8 @@ def summarise(module: nn.Module) -> str:
     return f"{type(module).__name__} {fingerprint([digest(arrays_of(module)), str(module)])[:32]}"
 
 
-LOOKED_AT = 16  # samples of a set that is read when batches need it, by which it is known
+# Of a data set that is read only when batches need it, so many samples go into its digest.
+LOOKED_AT = 16
 EXPECTED_DATA = "give a pair (x, y), a Dataset, a frame, a table, a dict of columns with target=, or a dict of clients"
 TrainAndTest = tuple[Samples, Samples | None]
 
@@ -111,7 +114,8 @@ def read_given(data: Any, target: str | None, client: str | None, test: Any, par
         kind, sets, common, classes = read_sets(data, target or "y", client, test)
     except ConfigError:
         raise
-    except Exception as error:  # a user's Dataset may raise anything
+    except Exception as error:
+        # A user's Dataset may raise anything.
         raise ConfigError(f"data: {one_line(error)}") from error
     if partitioner is not None:
         sets = split_by(partitioner, sets)
@@ -139,6 +143,7 @@ def read_sets(
         check_names(client_data, len(data))
     given = [one for pair in client_data.values() for one in pair] + [test]
     known, classes = read_labelled([one for one in given if one is not None], target)
+    # In the order of `given`: each client's training set and its own test set, if any; the common test set last.
     found = iter(known)
     sets = {name: (next(found), None if own is None else next(found)) for name, (_, own) in client_data.items()}
     common = None if test is None else next(found)
@@ -249,12 +254,20 @@ def check_names(named: Iterable[str], count: int) -> None:
 
 def columns_of(data: Any, only: Sequence[str] = ()) -> dict[str, Any]:
     """The columns of a dict, a frame, a table or a Hugging Face Dataset by name, or some; nothing if it has none."""
-    named = isinstance(data, Mapping)
-    names = data if named else data.columns if is_frame(data) else getattr(data, "column_names", None) or ()
-    read = data.column if is_table(data) else data.__getitem__ if len(names) else None
-    if read:
-        return {str(name): read(name) for name in names if not only or str(name) in only}
-    return {}
+    names: Any
+    if isinstance(data, Mapping):
+        names = data
+    elif is_frame(data):
+        names = data.columns
+    else:
+        names = getattr(data, "column_names", None) or ()
+    if is_table(data):
+        read = data.column
+    elif len(names):
+        read = data.__getitem__
+    else:
+        return {}
+    return {str(name): read(name) for name in names if not only or str(name) in only}
 
 
 def split_off_column(data: Any, client: str) -> tuple[dict[str, Any], Any]:
@@ -276,15 +289,26 @@ def digest_of(sets: Mapping[str, TrainAndTest], test: Samples | None) -> str:
     for name, pair in [*sets.items(), ("\x1f", (test, None))]:
         sha.update(f"{name}\x1e".encode())
         for samples in (one for one in pair if one is not None):
-            for stored in (*([samples.x] if isinstance(samples.x, LazyInputs) else tensors_in(samples.x)), samples.y):
-                if id(stored) not in seen:  # a storage that clients share is read once
-                    for tensor in tensors_in(look_at(stored)) if isinstance(stored, LazyInputs) else [stored]:
+            for stored in stored_parts(samples):
+                # Storage that clients share is read once, and later named by its number alone.
+                if id(stored) not in seen:
+                    tensors = [stored]
+                    if isinstance(stored, LazyInputs):
+                        tensors = tensors_in(look_at(stored))
+                    for tensor in tensors:
                         sha.update(f"{tensor.dtype} {tuple(tensor.shape)}\x1e".encode())
                         sha.update(np.ascontiguousarray(tensor.numpy()).data)
                 sha.update(f"{seen.setdefault(id(stored), len(seen))}\x1e".encode())
             if samples.index is not None:
                 sha.update(np.ascontiguousarray(samples.index, np.int64).data)
     return sha.hexdigest()[:32]
+
+
+def stored_parts(samples: Samples) -> list[Any]:
+    """The tensors of inputs and labels; lazy inputs are one part."""
+    if isinstance(samples.x, LazyInputs):
+        return [samples.x, samples.y]
+    return [*tensors_in(samples.x), samples.y]
 
 
 def look_at(x: LazyInputs) -> Any:

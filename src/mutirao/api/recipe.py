@@ -158,13 +158,8 @@ def describe_sets(labels: Sequence[Labels]) -> PartitionSummary:
 log = logging.getLogger("mutirao")
 
 OBJECTS = ("model", "data", "test", "loss", "transform")
-CLASSES = (
-    "accuracy",
-    "balanced_accuracy",
-    "f1",
-    "log_loss",
-    "auc",
-)  # reported metrics; the first chooses the best round
+# Reported metrics; the first chooses the best round.
+CLASSES = ("accuracy", "balanced_accuracy", "f1", "log_loss", "auc")
 NUMBERS = ("rmse", "mae", "r2")
 SHARE = 0.2  # of the samples, held out for testing
 
@@ -214,7 +209,12 @@ class Handed:
         for name, given in (("loss", loss), ("transform", transform)):
             if given is not None and not callable(given):
                 raise ConfigError(f"{name}: {given!r} cannot be called; give a function")
-        share, tests = (SHARE, None) if test is None else (test, None) if is_number(test) else (SHARE, test)
+        # `test` is a share of the data, or a data set.
+        share = SHARE
+        tests = test
+        if is_number(test):
+            share = test
+            tests = None
         if not 0 < share < 1:
             raise ConfigError(f"test: expected a share between 0 and 1 or a data set, got {share!r}")
         found = read_given(data, target, client, tests, partitioner)
@@ -243,8 +243,8 @@ class Handed:
         decided = self.settings
         if taken := [key for key in OBJECTS if key in keywords]:
             raise ConfigError(f"{taken[0]}: it is an argument of mutirao.run, not a setting")
-        for key in ("clients", "partition") if self.given.whole is None else ():
-            if keywords.get(key, decided[key]) != decided[key]:
+        for key in ("clients", "partition"):
+            if self.given.whole is None and keywords.get(key, decided[key]) != decided[key]:
                 raise ConfigError(
                     f"{key}: the data are already assigned to {len(self.given.sets)} clients; leave it out"
                 )
@@ -271,6 +271,9 @@ class Handed:
         log.info("%s; %s; %s", config.model, config.data, f"loss {config.loss}, evaluated on {len(found.test)} samples")
         names = CLASSES if self.given.counts else NUMBERS
         about = found.about
+        exhibits = Artifacts()
+        if about is not None and not config.centralised:
+            exhibits = partition_of(lambda: about)
         return Task(
             handler=trainer,
             population=found.population,
@@ -278,7 +281,7 @@ class Handed:
             evaluate=lambda arrays: trainer.evaluate(arrays, found.test),
             judge=names[0],
             metrics=(*names, "loss"),
-            exhibits=Artifacts() if about is None or config.centralised else partition_of(lambda: about),
+            exhibits=exhibits,
             classes=len(self.given.classes) or None,
         )
 
@@ -298,8 +301,9 @@ def metrics_of(given: Given) -> Callable[[Array, Array], Mapping[str, float]]:
 
 def squared_error(outputs: Tensor, y: Tensor) -> Tensor:
     """Mean squared error; a single output column is flattened, where broadcasting would compare all pairs."""
-    same = outputs.shape != y.shape and outputs.numel() == y.numel()
-    return functional.mse_loss(outputs.reshape(y.shape) if same else outputs, y)
+    if outputs.shape != y.shape and outputs.numel() == y.numel():
+        outputs = outputs.reshape(y.shape)
+    return functional.mse_loss(outputs, y)
 
 
 def is_number(value: Any) -> bool:
@@ -310,4 +314,5 @@ def is_number(value: Any) -> bool:
 def display_name(what: Any) -> str:
     """The name of a function, or how an object prints, without line breaks."""
     text = getattr(what, "__qualname__", "") or repr(what)
-    return " ".join(text.replace(":", " ").split())[:200]  # with a colon it would look like the name of code
+    # With a colon it would look like the name of code, which a configuration must not name without consent.
+    return " ".join(text.replace(":", " ").split())[:200]

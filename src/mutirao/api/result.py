@@ -55,7 +55,7 @@ class Picture:
 
 
 def draw_kind(folder: Path, kind: str, **options: Any) -> Picture:
-    """One of the kinds of `mutirao plot`, drawn anew; or else the picture of that name that lies in the folder.
+    """One of the kinds of `mutirao plot`, plotted anew; or else the picture of that name in the folder.
 
     Of a study that is so for `wins`, too, which has one picture of all its methods.
     """
@@ -87,7 +87,7 @@ class Page:
         return str(self.path)
 
     def _repr_html_(self) -> str:
-        """A link, and the page in a frame: the notebook's own server must reach the folder for that."""
+        """A link, and the page in a frame, if the folder is below that of the notebook's server."""
         return str(macros(PIECES).frame(os.path.relpath(self.path).replace(os.sep, "/")))
 
 
@@ -133,9 +133,9 @@ class Result:
     @property
     def best_round(self) -> int:
         """Which round that was."""
-        told = self.summary.get("best_round")
-        if isinstance(told, int):
-            return told
+        best_round = self.summary.get("best_round")
+        if isinstance(best_round, int):
+            return best_round
         return 0
 
     @property
@@ -177,8 +177,9 @@ class Result:
         `against` may be another result, for `wins`.
         """
         against = options.get("against")
-        given = {"against": str(against.folder)} if isinstance(against, Result) else {}
-        return draw_kind(self.folder, kind, **options | given)
+        if isinstance(against, Result):
+            options["against"] = str(against.folder)
+        return draw_kind(self.folder, kind, **options)
 
     def model(self, round: int | Literal["best", "last"] = "best", group: str = "") -> "nn.Module":
         """The module with the weights of the best round, of another one, or of the `last`, ready to predict.
@@ -193,10 +194,14 @@ class Result:
             raise ConfigError(f"{self.folder}: which torch module its weights belong to is not known; {right}")
         groups = list(self.record.groups())
         arrays = self.arrays(round)
-        if group not in (groups or [""]):
-            right = f"give group={groups[0]!r}; there are {', '.join(groups)}" if groups else "leave group out"
-            raise ConfigError(f"model: the run has {'a model for each group' if groups else 'no groups'}; {right}")
-        return fill(self.make(), part_of(arrays, group) if group else arrays)
+        if groups and group not in groups:
+            known = f"give group={groups[0]!r}; there are {', '.join(groups)}"
+            raise ConfigError(f"model: the run has a model for each group; {known}")
+        if group and not groups:
+            raise ConfigError("model: the run has no groups; leave group out")
+        if group:
+            arrays = part_of(arrays, group)
+        return fill(self.make(), arrays)
 
     def arrays(self, round: int | Literal["best", "last"] = "best") -> Arrays:
         """The weights of a round by name."""
@@ -219,13 +224,15 @@ class Result:
 
     def ranker(self, round: Literal["best", "last"] = "best") -> "Ranker":
         """Of a run of ranking: what scores documents as they stand in a file."""
-        from mutirao.systems.ranking.ranker import Ranker  # late: it brings torch
+        # Imported late, because it imports torch.
+        from mutirao.systems.ranking.ranker import Ranker
 
         return Ranker.load(self.folder, round)
 
     def network(self, round: Literal["best", "last"] = "best") -> "ScreeningModel":
         """The network of a cytology run, backbone and head, from a tile to probabilities. For research only."""
-        from mutirao.systems.cytology.trained import network_of_run  # late: it brings torch
+        # Imported late, because it imports torch.
+        from mutirao.systems.cytology.trained import network_of_run
 
         return network_of_run(self.folder, round)
 
@@ -244,10 +251,10 @@ class Result:
         return str(macros(PIECES).result(str(self.folder), head, rows, curves))
 
 
-def numbers_in(told: Any) -> dict[str, float]:
+def numbers_in(metrics: Any) -> dict[str, float]:
     """The metrics in a summary; it is a file, so its content is checked."""
-    if isinstance(told, Mapping):
-        return {str(k): v for k, v in told.items() if isinstance(v, int | float)}
+    if isinstance(metrics, Mapping):
+        return {str(k): v for k, v in metrics.items() if isinstance(v, int | float)}
     return {}
 
 
@@ -266,7 +273,7 @@ def span(rounds: Sequence[int]) -> str:
 
 
 def shown(figure: "Figure") -> "Figure":
-    """The figure, which a notebook shows even if nobody imported pyplot."""
+    """The figure, which a notebook shows even if pyplot was not imported."""
 
     def png() -> bytes:
         content = BytesIO()
@@ -278,9 +285,10 @@ def shown(figure: "Figure") -> "Figure":
 
 
 def fill(module: "nn.Module", arrays: Arrays) -> "nn.Module":
-    """The module holding these arrays, for predicting; what does not travel stays as it is in the module."""
+    """The module with these arrays, for predicting; what does not travel stays as it is in the module."""
     import torch
 
+    # All shapes are checked before anything is copied, so that no module is left with a part of the arrays.
     own = module.state_dict()
     for name, array in arrays.items():
         if name not in own or tuple(own[name].shape) != array.shape:

@@ -184,7 +184,12 @@ def enter(model: Any, data: Any, **handed: Any) -> Entry:
 
         whole = Handed.of(model, data, **handed)
         return Entry(whole.recipe(), whole.settings, whole)
-    recipe, base = (model, dict[str, Any]()) if isinstance(model, Recipe) else expand(str(model))
+    recipe: str | Recipe
+    base: Mapping[str, Any] = {}
+    if isinstance(model, Recipe):
+        recipe = model
+    else:
+        recipe, base = expand(str(model))
     if isinstance(model, Path) or str(recipe).endswith(".toml"):
         recipe, base = read_config(Path(str(model)))
     if handed.pop("partitioner", None) is not None:
@@ -218,6 +223,7 @@ def check_folder(folder: Path, name: str, config: Any, resume: bool) -> None:
         )
     other = different_settings(folder, name, config)
     then = Record.of(folder).config
+    # More rounds are allowed unless the learning rates of those already made depend on their number.
     if "rounds" in other and has_same_past(config.schedule, int(then["rounds"]), config.rounds):
         other.remove("rounds")
     if fixed := [key for key in other if key == "rounds" or key not in MAY_CHANGE]:
@@ -236,11 +242,13 @@ def how_shown(progress: str) -> Mode:
 
 
 def module_of(recipe: Recipe, config: Any) -> "nn.Module":
-    """A fresh module of a recipe whose clients train a torch module."""
+    """A fresh module of a recipe, if its clients train a torch module."""
     from mutirao.training.plain import PlainTrainer
 
     handler = recipe.prepare(config).handler
-    handler = getattr(handler, "trainer", handler) if config.personal.name != "none" else handler
+    # Personalization wraps the trainer of the recipe.
+    if config.personal.name != "none":
+        handler = getattr(handler, "trainer", handler)
     if not isinstance(handler, PlainTrainer):
         raise ConfigError("model: the clients of this recipe do not train one torch module; see Result.arrays()")
     return handler.model()
@@ -259,6 +267,7 @@ def load(folder: Path | str, model: Any = None) -> Result:
 
         return Result(path, Model.of(model).make, record.summary)
     recipe = str(record.config.get("recipe", ""))
+    # To make the module of a recipe from elsewhere, its code must be run.
     known = recipe in NAMES or (recipe != PYTHON and is_own_run(path))
     return Result(path, (lambda: remade(path, recipe)) if known else None, record.summary)
 

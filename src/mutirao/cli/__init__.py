@@ -7,7 +7,8 @@ import threading
 from typing import Any, NoReturn
 
 if sys.argv[:1] == ["-m"] and "mutirao.cli" in sys.orig_argv and not sys.flags.safe_path:
-    del sys.path[0]  # python -m mutirao.cli: Python put the working folder first
+    # For `python -m mutirao.cli` Python puts the working folder first, where a file could replace any module.
+    del sys.path[0]
 
 
 def _stop(*_: Any) -> NoReturn:

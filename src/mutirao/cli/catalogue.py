@@ -200,6 +200,7 @@ def recommend_command(items: Path, ratings: tuple[str, ...], count: int, as_json
         if name in given:
             raise ConfigError(f"item {name!r} is rated twice; expected one rating")
         try:
+            # Without "=" all of the text is in `value`: an id alone must not be read as a rating.
             given[name] = float(value if equals else "")
         except ValueError:
             raise ConfigError(f"{text!r} is not of the form ID=RATING, such as 1193=5") from None

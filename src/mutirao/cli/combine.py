@@ -41,7 +41,8 @@ def predict_with_groups(
 
     allow_local_imports(names_in_file(folder / "config.toml"))
     found = combine_run(folder, client, by, few, trust)
-    folder_name = re.sub(r"[^\w@+-]+", "-", client)  # a client id may be any text
+    # A client id may be any text, also one with slashes or dots that would lead out of the folder.
+    folder_name = re.sub(r"[^\w@+-]+", "-", client)
     files = found.write(out or folder / "combined" / folder_name)
     best = max((group for group in found.union if group != "combined"), key=lambda group: found.union[group])
     own_group = f", {found.group}, its own group, alone {found.own[found.group]:.3f}" if found.group else ""

@@ -268,7 +268,8 @@ def origin_of(tile: "LabelTile", label: str, scale: Any, laboratory: str, reader
     from mutirao.datasets.tile_folders import Origin
 
     old = Path(tile.name)
-    cut_here = isinstance(tile.x, int)  # x0_y512.jpg in a folder of its slide's name
+    # A tile cut by `slides tile` is called x0_y512.jpg, in a folder with the name of its slide.
+    cut_here = isinstance(tile.x, int)
     name = f"{tile.slide}_{old.name}" if cut_here else tile.name.replace("/", "_")
     return Origin(
         file=f"{label}/{name}",

@@ -42,7 +42,8 @@ def parts() -> dict[str, dict[str, str]]:
 
 def describe_part(make: Callable[..., Any]) -> str:
     """A part's first sentence, its paper, and its settings with their defaults."""
-    doc = inspect.getdoc(getattr(make, "func", make)) or ""  # .func: of a partial
+    # The docstring of a partial is that of the class `functools.partial`; its function has the one of the part.
+    doc = inspect.getdoc(getattr(make, "func", make)) or ""
     text = " ".join(filter(None, [doc.split("\n")[0], paper_in(doc)]))
     options = [f"{key}={p.default}" for key, p in can_set(make).items() if p.default is not p.empty]
     if options:
@@ -61,7 +62,12 @@ def paper_in(text: str) -> str:
         return ""
     authors, year = found[-1]
     first, *others = re.split(r", | and | et al", authors)
-    more = "" if not others else " et al." if len(others) > 1 or "et al" in authors else f" and {others[0]}"
+    if not others:
+        more = ""
+    elif len(others) > 1 or "et al" in authors:
+        more = " et al."
+    else:
+        more = f" and {others[0]}"
     return f"({first}{more}, {year})"
 
 

@@ -73,7 +73,8 @@ class Commands(CommandGroup):
         except MutiraoError as error:
             fail(str(error), error.code)
         except OSError as error:
-            if error.errno == errno.EPIPE:  # our output is not read any more, as by `head`: click ends quietly
+            # The output is not read any more, as after `head`: click ends quietly.
+            if error.errno == errno.EPIPE:
                 raise
             fail(disk_problem(error), 1)
         except (MemoryError, RuntimeError) as error:
@@ -122,7 +123,8 @@ def main(verbose: bool) -> None:
     Example: mutirao run quickstart --set rounds=10
     """
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s", stream=sys.stderr)
-    os.environ["PYTHONSAFEPATH"] = "1"  # processes started from here import no code from the working folder
+    # Processes started from here must not import code from the working folder, which may come from elsewhere.
+    os.environ["PYTHONSAFEPATH"] = "1"
 
 
 @main.command("list")
@@ -215,7 +217,8 @@ def run_or_repeat(
     else:
         config = resolve(find(name).config, table, sets)
 
-    from mutirao.cli.terminal import conclude  # imports torch: only after everything that a typing error may end
+    # This imports torch, so it comes after everything that a typing error may end.
+    from mutirao.cli.terminal import conclude
     from mutirao.report import execute
     from mutirao.runs.progress import Progress, json_line
 
@@ -296,7 +299,9 @@ def verify_folder(folder: Path, sites: tuple[Path, ...], table: Path | None, as_
 
     good, problems = verify_all(folder, sites, table)
     lines = [*(f"ok       {line}" for line in good), *(f"ALTERED  {line}" for line in problems)]
-    verdict = f"{folder}: {f'{len(problems)} problems' if problems else 'as it was written'}"
+    verdict = f"{folder}: as it was written"
+    if problems:
+        verdict = f"{folder}: {len(problems)} problems"
     print_result({"good": good, "problems": problems}, as_json, *lines, verdict)
     sys.exit(1 if problems else 0)
 

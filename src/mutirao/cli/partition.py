@@ -74,7 +74,10 @@ def draw_summary(summary: Any, kind: str, out: Path) -> None:
     """Write the picture, and the table beside it."""
     from mutirao.report.plots import draw_bubbles, draw_partition
 
-    (draw_bubbles if kind == "bubbles" else draw_partition)(summary, out.expanduser())
+    if kind == "bubbles":
+        draw_bubbles(summary, out.expanduser())
+    else:
+        draw_partition(summary, out.expanduser())
 
 
 def describe(figures: dict[str, Any]) -> list[str]:

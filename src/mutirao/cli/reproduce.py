@@ -111,8 +111,11 @@ def run_reproduction(
     from mutirao.studies.reproduction import OutOfTime, at_most, list_cuts, outcome_of, study_table
     from mutirao.studies.study_display import CellBar
 
-    source = str(data.resolve()) if data else system.data.stand_in
-    label = f"data: {source}" if data else f"STAND-IN DATA, not the paper's: {system.data.about}"
+    source = system.data.stand_in
+    label = f"STAND-IN DATA, not the paper's: {system.data.about}"
+    if data:
+        source = str(data.resolve())
+        label = f"data: {source}"
     cuts = list_cuts(system, form)
     if not as_json:
         about = f"{form.runs} runs, about {form.minutes:.2g} min on two cores"
@@ -164,7 +167,8 @@ def show_systems(systems: "list[System]", data: Path | None, as_json: bool) -> N
         try:
             found = find_system_data(system, data)
         except ConfigError:
-            found = None  # --data is for another system
+            # --data is for another system.
+            found = None
         rows.append(
             {
                 "system": system.name,

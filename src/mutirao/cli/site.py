@@ -10,7 +10,8 @@ import click
 from mutirao.cli.options import FILE, FOLDER, JSON, Assignments, CommandGroup, print_result, settings
 
 PLACE = click.argument("folder", type=FOLDER)
-ANYWHERE = {"policy", "hash", "check"}  # what needs no process and no key
+# These commands need no process and no key, so they run on any system and not only on Linux.
+ANYWHERE = {"policy", "hash", "check"}
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red", "skip": None}
 
 
@@ -191,12 +192,13 @@ def up(folder: Path, foreground: bool) -> None:
     place = load_place(folder)
     if foreground:
         exec_process(folder)
-    process = start_superlink(folder) if isinstance(place, Server) else start_supernode(folder)
     if isinstance(place, Server):
+        process = start_superlink(folder)
         for key in sorted(place.sites.glob("*.pub")):
             let_in(folder, key)
         click.echo(f"the SuperLink listens on {place.host}:{place.port} (process {process.pid}, {process.log})")
         return
+    process = start_supernode(folder)
     wait_until(lambda: is_connected(process) or bool(why_not_admitted(process)) or not process.alive(), 20)
     if not process.alive():
         process.stop()
@@ -320,7 +322,8 @@ def doctor(folder: Path, as_json: bool) -> None:
     lines = []
     for f in findings:
         lines.append(f"{click.style(f'{f.state:<4}', fg=COLOURS[f.state])}  {f.check:<{width}}  {f.text}")
-        lines += [f"{'':<6}{'':<{width}}  -> {f.remedy}"] if f.remedy else []
+        if f.remedy:
+            lines.append(f"{'':<6}{'':<{width}}  -> {f.remedy}")
     print_result({"ok": is_healthy(findings), "checks": [asdict(f) for f in findings]}, as_json, *lines)
     sys.exit(0 if is_healthy(findings) else 1)
 

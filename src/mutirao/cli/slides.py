@@ -98,7 +98,11 @@ def tile(
 
     if magnification is not None and (mpp_out is not None or magnification <= 0):
         raise ConfigError("give either --mpp-out or a --magnification above 0")
-    how = Cut(mpp=10 / magnification if magnification else mpp_out or 0.5, **cut)
+    mpp = mpp_out or 0.5
+    # A pixel is taken as 0.5 micrometres at magnification 20, and as 0.25 at 40.
+    if magnification:
+        mpp = 10 / magnification
+    how = Cut(mpp=mpp, **cut)
     found: list[dict[str, Any]] = []
 
     def watch(path: Path, facts: dict[str, Any] | str, known: bool) -> None:
@@ -119,7 +123,9 @@ def tile(
 
 def done_slides(folder: Path) -> list[Path]:
     """The folders of cut slides: those in `folder`, or `folder` itself."""
-    places = [folder] if (folder / "tiles.csv").exists() else sorted(p.parent for p in folder.glob("*/tiles.csv"))
+    if (folder / "tiles.csv").exists():
+        return [folder]
+    places = sorted(p.parent for p in folder.glob("*/tiles.csv"))
     if not places:
         raise ConfigError(f"{folder} holds no slide that was cut; run mutirao slides tile first")
     return places

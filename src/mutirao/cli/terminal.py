@@ -80,7 +80,8 @@ def conclude(summary: dict[str, Any], folder: Path) -> None:
     for name, value in summary["final"].items():
         if name.endswith(ONLY_IN_REPORT):
             continue
-        best = summary["best"].get(name)  # None if clients were evaluated at the end only
+        # None if clients were evaluated at the end only.
+        best = summary["best"].get(name)
         table.add_row(name, f"{value:.4f}", "" if best is None else f"{best:.4f}")
     console.print(table)
     console.print(f"model {summary['digest'][:16]}  seed {summary['seed']}")

@@ -48,7 +48,8 @@ def tune_study(
     allow_local_imports(names_in_file(file), [value for _, value in sets])
     tuning = read_tuning(file, sets, trust, folder, trials)
 
-    from mutirao.cli.terminal import show_trials  # imports torch: only after everything that a typing error may end
+    # This imports torch, so it comes after everything that a typing error may end.
+    from mutirao.cli.terminal import show_trials
     from mutirao.studies.confirmation import write_tuning
     from mutirao.studies.study_display import CellBar
     from mutirao.studies.tuning import warnings, winners

@@ -12,7 +12,7 @@ figures support a division, both logarithms of a volume in the d dimensions that
 
 In a cloud without groups both stay small whatever the number of clients and dimensions: among n clients a division
 needs a stability of MIN_STABILITY + 8 / n or a clearness of MIN_CLEARNESS + 10 / n, which fewer than one in a hundred
-such clouds reach.
+such clouds have.
 """
 
 import math
@@ -78,7 +78,10 @@ class Division:
     @property
     def holds(self) -> bool:
         """Whether the division is stronger than in random clouds."""
-        return self.groups > 1 and self.strength > (INNER_FACTOR if self.inner else 1)
+        needed = 1.0
+        if self.inner:
+            needed = INNER_FACTOR
+        return self.groups > 1 and self.strength > needed
 
 
 def min_samples_for(clients: int) -> int:
@@ -96,6 +99,7 @@ def scan(points: Points, min_samples: int) -> list[Range]:
     n = len(points)
     if n < max(2, min_samples):
         return []  # no client has that many neighbours, at any eps
+    # A result can change only at core distances, edges of the tree, and where a border client is first touched.
     distances = pairwise(points)
     core = k_distances(distances, min_samples)
     joins = merge_nearest(distances, min_samples)[:, 2]

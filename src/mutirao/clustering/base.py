@@ -7,11 +7,11 @@ late joiners (`admit`), calls `before`, trains all groups, calls `after`, and ev
 - by signatures that clients send once (ours; PACFL, FedClust): a clusterer, which is a function of signatures, is
   enough, since `SignatureGrouper` wraps it; `signature` names what clients send if the user may not choose;
 - by a request in every round (IFCA): `uses_warm_up = False`, `different_models = True`, k groups at first, and `before`
-  asks clients with `context.ask`, then moves them (`group_state.move`);
+  sends requests with `context.ask`, then moves clients (`group_state.move`);
 - by the updates of a round (CFL): `uses_warm_up = False`, `needs_updates = True`, one group at first, and `after` looks
   at the updates and opens groups (`group_state.open_group`).
 
-`requests`, `extras` and `metrics` declare what it asks of clients besides training: sites' policies are written from
+`requests`, `extras` and `metrics` declare what it needs of clients besides training: sites' policies are written from
 them. What it must remember between rounds goes into `state.own`, which is saved with the run.
 """
 

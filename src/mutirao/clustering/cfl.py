@@ -61,7 +61,8 @@ class Cfl(Grouper):
         return {client: Admission(state.groups.names[0], 0.0, 1.0) for client in replies}
 
     def after(self, context: GroupContext, state: Grouping, updates: Mapping[str, GroupUpdates]) -> None:
-        places = {name: i for i, name in enumerate(state.groups.names)}  # names change when they need another digit
+        # By position: names of groups change when they need another digit (g9, g10).
+        places = {name: i for i, name in enumerate(state.groups.names)}
         for group in sorted(updates):
             sent = updates[group]
             names = sorted(sent.replies)
@@ -86,6 +87,7 @@ class Cfl(Grouper):
             return None
         cosines = cosines_of(updates)
         one = bipartition(cosines)
+        # sqrt((1 - a) / 2) > gamma, with a the largest cosine across the parts; rounding may take a above 1.
         across = float(cosines[np.ix_(one, ~one)].max())
         if math.sqrt(max(0.0, 1 - across) / 2) > self.gamma:
             return one

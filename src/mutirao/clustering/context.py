@@ -76,7 +76,9 @@ class GroupContext:
         fault: Callable[[Reply], Failure | None] = fault_of_extras,
     ) -> dict[ClientId, Reply]:
         """Send requests besides training and return the usable replies; count bytes and note failures."""
-        answers = sift(self.fleet.ask(requests), fault) if requests else Answers({}, {})
+        answers = Answers({}, {})
+        if requests:
+            answers = sift(self.fleet.ask(requests), fault)
         down, up = traffic(requests, answers)
         self.down += down
         self.up += up

@@ -77,6 +77,7 @@ def weights_by_sample(
     spread_out = align(probabilities, classes, max(int(y.max()) + 1, 1 + max(c for g in names for c in classes[g])))
     likely = np.stack([spread_out[g][np.arange(len(y)), y] for g in names], axis=1) + 1e-12
     shares = np.full(len(names), 1 / len(names))
+    # E step: how likely each group made each sample; M step: the weight of a group is its mean share.
     for _ in range(STEPS):
         owned = likely * shares
         shares = (owned / owned.sum(1, keepdims=True)).mean(0)

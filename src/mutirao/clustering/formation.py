@@ -98,16 +98,16 @@ def place_clients(groups: Groups, signatures: Points) -> Placement:
     if len(crowd):
         home = labels[crowd]
         away = cdist(own[crowd], centres)
-        away[np.arange(len(crowd)), home] *= sizes[home] / (
-            sizes[home] - 1
-        )  # to the centre of the other clients of its group
+        # c = x / n + c' (n - 1) / n, so |x - c'| = |x - c| n / (n - 1), with c' the centre of the others in the group.
+        away[np.arange(len(crowd)), home] *= sizes[home] / (sizes[home] - 1)
         usual = away[np.arange(len(crowd)), home]
         by_group = [usual[home == g] for g in range(count)]
         typical = np.maximum([np.median(u if len(u) > 2 else usual) for u in by_group], 1e-12)
         relative = usual / typical[home]
         middle = float(np.median(relative))
         room = max(ROOM, middle + FAR * 1.4826 * float(np.median(np.abs(relative - middle))))
-        sure = SURE * float(np.median(find_nearest(away)[2])) if count > 1 else 0.0
+        if count > 1:
+            sure = SURE * float(np.median(find_nearest(away)[2]))
 
     label, first, confidence = find_nearest(cdist(theirs, centres))
     limit = typical[label] * room
@@ -136,6 +136,7 @@ def find_shared_keys(clients: list[ClientId], keys: Mapping[ClientId, str]) -> d
     owner: dict[str, ClientId] = {}
     refused = {}
     for client in sorted(clients):
+        # Against Sybils: one party with several names would otherwise count several times in its group.
         if (key := keys.get(client)) is not None and owner.setdefault(key, client) != client:
             refused[client] = f"has the same key as {owner[key]}"
     return refused
@@ -168,7 +169,9 @@ def form(
         raise ValueError("there are no clients to group")
     points = np.stack([np.asarray(signatures[c], np.float64).ravel() for c in names])
     draw = rng(seed, 0, "groups")
-    chosen = np.arange(len(names)) if len(names) <= most else np.sort(draw.choice(len(names), most, replace=False))
+    chosen = np.arange(len(names))
+    if len(names) > most:
+        chosen = np.sort(draw.choice(len(names), most, replace=False))
     labels = np.full(len(names), WAITING, np.int64)
     labels[chosen], divisions = run_clusterer(cluster or Auto(), points[chosen], directions, draw)
     clustered = Groups(names, labels, points, directions, divisions=tuple(divisions))
@@ -179,8 +182,11 @@ def form(
     lost = np.flatnonzero(labels == WAITING)
     if len(lost) and noise == "own":
         labels[lost] = labels.max(initial=WAITING) + 1 + np.arange(len(lost))
+    elif len(lost) and noise == "nearest" and clustered.count:
+        labels[lost] = place_clients(clustered, points[lost]).label
     elif len(lost) and noise == "nearest":
-        labels[lost] = place_clients(clustered, points[lost]).label if clustered.count else 0
+        # The clusterer found no group at all: all clients are in one.
+        labels[lost] = 0
     return Groups(names, in_order(labels), points, directions, divisions=tuple(divisions))
 
 

@@ -143,7 +143,10 @@ class ChosenHyperparameters(SharedHyperparameters):
                 found[i] = by_round[last_round]
         if not found:
             return 0
-        return (max if higher_is_better else min)(found, key=lambda i: found[i])
+        # `max` and `min` return the first of equals, so the order of the candidates decides.
+        if higher_is_better:
+            return max(found, key=lambda i: found[i])
+        return min(found, key=lambda i: found[i])
 
 
 NAMES: dict[str, type[SharedHyperparameters]] = {

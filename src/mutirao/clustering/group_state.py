@@ -91,7 +91,7 @@ class Groups:
         labelled = np.array([labels.get(c, old) for c, old in zip(self.clients, self.labels.tolist(), strict=True)])
         known = set(self.clients)
         admitted = {**self.admitted, **{c: label for c, label in labels.items() if c not in known}}
-        most = max(self.count, *(label + 1 for label in labels.values())) if labels else self.count
+        most = max([self.count, *(label + 1 for label in labels.values())])
         return replace(self, labels=labelled.astype(np.int64), admitted=admitted, min_count=most)
 
 

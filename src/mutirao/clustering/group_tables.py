@@ -19,7 +19,7 @@ from mutirao.core.rounds import Run
 from mutirao.io import write_whole
 from mutirao.randomness import rng
 
-COMPARED = 200  # clients among whom other clusterers are tried
+COMPARED = 200  # clients on which other clusterers are tried
 
 
 def summarise_groups(run: Run, truth: Mapping[ClientId, int] | None = None, metric: str = "accuracy") -> dict[str, Any]:
@@ -27,7 +27,7 @@ def summarise_groups(run: Run, truth: Mapping[ClientId, int] | None = None, metr
     state = Grouping.from_memory(run.memory)
     if state is None:
         return {}
-    return {
+    summary: dict[str, Any] = {
         "groups": state.groups.members(),
         "waiting": state.groups.waiting(),
         f"group_{metric}": {g: rows[-1][1] for g, rows in sorted(state.scores.items()) if rows},
@@ -36,8 +36,10 @@ def summarise_groups(run: Run, truth: Mapping[ClientId, int] | None = None, metr
         "group_quality": quality(state.groups, truth),
         "other_clusterers": count_by_others(state.groups, run.seed),
         "eps_range": fitting_range(state.groups),
-        **({"true_groups": by_true_group(run, truth)} if truth else {}),
     }
+    if truth:
+        summary["true_groups"] = by_true_group(run, truth)
+    return summary
 
 
 def by_true_group(run: Run, truth: Mapping[ClientId, int]) -> dict[str, dict[str, float]]:

@@ -77,5 +77,8 @@ def merge(distances: Points, threshold: float, groups: int = 0, linkage: str = "
     if len(distances) == 1:
         return np.zeros(1, np.int64)
     tree = link(squareform(distances, checks=False), LINKAGES[linkage])
-    found = fcluster(tree, groups, "maxclust") if groups else fcluster(tree, threshold, "distance")
+    found = fcluster(tree, threshold, "distance")
+    if groups:
+        found = fcluster(tree, groups, "maxclust")
+    # scipy numbers clusters from 1, in no useful order.
     return in_order(np.asarray(found, np.int64) - 1)

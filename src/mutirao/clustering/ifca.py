@@ -44,7 +44,8 @@ class Ifca(Grouper):
     def admit(
         self, context: GroupContext, state: Grouping, replies: Mapping[ClientId, Reply]
     ) -> dict[ClientId, Admission]:
-        first = state.groups.names[0]  # until they choose, before this very round
+        # Only until they choose for themselves, which is before this very round.
+        first = state.groups.names[0]
         return {client: Admission(first, 0.0, 0.0) for client in replies}
 
     def before(self, context: GroupContext, state: Grouping) -> None:

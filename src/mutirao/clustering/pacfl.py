@@ -81,6 +81,7 @@ def leading(x: Points, vectors: int) -> Points:
     if min(x.shape) < vectors:
         raise ValueError(f"has {len(x)} samples of {x.shape[1]} numbers, too few for {vectors} singular vectors")
     rows = np.linalg.svd(x, full_matrices=False)[2][:vectors]
+    # The sign of a singular vector is arbitrary and differs between libraries.
     largest = np.argmax(np.abs(rows), axis=1)
     return np.asarray(rows * np.sign(rows[np.arange(vectors), largest])[:, None])
 
@@ -89,6 +90,7 @@ def angles(bases: Points, angle: str = "smallest") -> Points:
     """The angle between each two bases (clients x vectors x numbers), in degrees; none between one and itself."""
     products = np.einsum("ipd,jqd->ijpq", bases, bases)
     if angle == "smallest":
+        # The spectral norm of U_i' U_j is its largest singular value: the cosine of the first principal angle.
         cosines = np.linalg.norm(products, 2, axis=(2, 3))[..., None]
     else:
         cosines = np.abs(np.einsum("ijpp->ijp", products))

@@ -102,7 +102,8 @@ class SignatureHandler:
             self.permit()
         except Refused as error:
             return dict.fromkeys(requests, failure_of(error))
-        inner: dict[int, Request] = {}  # clients that share one request go on sharing it
+        # Clients that share one request go on sharing it, so that an engine may train them together.
+        inner: dict[int, Request] = {}
         for request in requests.values():
             inner.setdefault(id(request), self.inner(request))
         fresh = {c: Site(c, sites[c].data) for c in requests}  # a warm-up does not change a client's state
@@ -150,8 +151,11 @@ class SignatureHandler:
             vector = add_noise(vector, part.epsilon, part.clip, draw)
         if table is not None:
             site.state[RELEASES] = table
-        # With a noised signature nothing is sent in the clear, not even the number of samples.
-        return Reply({}, {"signature": vector.astype(np.float32)}, {}, 1 if part.epsilon else made.n)
+        n = made.n
+        if part.epsilon:
+            # With a noised signature nothing is sent in the clear, not even the number of samples.
+            n = 1
+        return Reply({}, {"signature": vector.astype(np.float32)}, {}, n)
 
 
 def reply_or_failure(answer: Callable[[], Reply]) -> Reply | Failure:

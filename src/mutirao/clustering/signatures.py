@@ -34,7 +34,7 @@ class Bias:
 
     epsilon: float = 0.0  # of the noise added (0: none)
     clip: float = 1.0  # longer vectors are scaled down to this length before noise is added
-    repeatable: bool = False  # noise from the run's seed, which the server knows: for experiments only
+    repeatable: bool = False  # noise from the run's seed, which the server has: for experiments only
     directions = False  # whether only directions are compared
     trains = True  # whether it is of the model before and after training, and not of the samples
     array = "bias"  # of the last layer
@@ -113,8 +113,9 @@ def add_noise(vector: Vector, epsilon: float, clip: float, draw: Draw, delta: fl
     This is local differential privacy: any vector of that length could be the client's, so the sensitivity is 2 clip.
     """
     length = float(np.linalg.norm(vector))
-    short = vector * min(1.0, clip / length) if length > 0 else vector
-    return np.asarray(short + draw.normal(0.0, gaussian_sigma(epsilon, delta, 2 * clip), vector.shape))
+    if length > 0:
+        vector = vector * min(1.0, clip / length)
+    return np.asarray(vector + draw.normal(0.0, gaussian_sigma(epsilon, delta, 2 * clip), vector.shape))
 
 
 def noise_of(signature: Bias | Projection) -> float:
@@ -148,6 +149,7 @@ def gaussian_sigma(epsilon: float, delta: float, sensitivity: float) -> float:
         ratio = math.exp(log_ratio)  # deviation over sensitivity
         a = 0.5 / ratio
         b = epsilon * ratio
+        # The logarithm of Phi, as exp(epsilon) alone overflows for a large epsilon.
         return float(ndtr(a - b) - np.exp(epsilon + log_ndtr(-a - b)) - delta)
 
     return sensitivity * math.exp(float(brentq(excess, -10.0, 20.0, xtol=1e-12)))

@@ -36,6 +36,7 @@ class Codec:
     def names(self, model: Arrays) -> list[str]:
         """The arrays of a model that are encoded, sorted: all of floating point; integers are sent unchanged."""
         names = sorted(name for name, value in model.items() if value.dtype.kind == "f")
+        # A model with an array of the codec's own key would be confused with its encoding, so it is sent plain.
         if any(model[name].size for name in names) and self.keys.isdisjoint(model):
             return names
         return []

@@ -43,6 +43,7 @@ class Int8(CodecCompression):
         codes = []
         for i, name in enumerate(names):
             line = np.ravel(update[name])
+            # Read back from the array, so that the divisor is the rounded scale by which the decoder multiplies.
             scales[i] = np.max(np.abs(line), initial=0) / LEVELS
             codes.append(self.quantise(line, float(scales[i]), draw))
         return {CODES: np.concatenate(codes), SCALES: scales}

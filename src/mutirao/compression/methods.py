@@ -35,7 +35,7 @@ ERROR = "compress."  # prefix of the site's state: by array, the compression err
 
 
 class EncodingHandler:
-    """A handler whose answers to `train` are encoded; it supports `many` clients at once if the other does."""
+    """A handler that encodes its answers to `train`; it supports `many` clients at once if the other does."""
 
     def __init__(self, handler: AnyHandler, codec: Codec) -> None:
         self.handler = as_handler(handler)
@@ -62,7 +62,9 @@ class EncodingHandler:
         out: dict[ClientId, Reply | Failure] = {}
         for client, reply in many(requests, sites).items():
             try:
-                out[client] = self.encode(requests[client], reply, sites[client]) if client in requests else reply
+                out[client] = reply
+                if client in requests:
+                    out[client] = self.encode(requests[client], reply, sites[client])
             except Exception as error:  # a failure of this client alone
                 out[client] = failure_of(error)
         return out
@@ -75,16 +77,21 @@ class EncodingHandler:
         names = self.codec.names(model)
         with np.errstate(over="ignore", invalid="ignore"):
             update = {name: np.asarray(reply.arrays[name] - model[name]) for name in names}
-            for name in names if self.codec.feedback else ():
+            for name in names:
                 before = site.state.get(ERROR + name)
-                if before is not None and (before.shape, before.dtype) == (model[name].shape, model[name].dtype):
+                if before is None or not self.codec.feedback:
+                    continue
+                # The error of another model, such as one with another head, has another shape and is dropped.
+                if (before.shape, before.dtype) == (model[name].shape, model[name].dtype):
                     update[name] = np.asarray(update[name] + before)
+        # Checked before anything is stored: a NaN would stay in the error of all later updates.
         if not names or not is_finite(update):
             return reply
         seed = int(request.config.get("seed", 0))
         number = int(request.config.get("round", 0))
         sent = self.codec.encode(update, names, rng(seed, number, "compress", site.id))
         if self.codec.feedback:
+            # Decoded as the server decodes it, so that e' also has what rounding to the model's dtype loses.
             arrived = split_into_arrays(self.codec.decode(sent, model, names), model, names)
             site.state |= {ERROR + name: np.asarray(update[name] - arrived[name]) for name in names}
         unencoded = {name: value for name, value in reply.arrays.items() if name not in update}
@@ -108,9 +115,8 @@ class DecodingFleet(Wrapper):
     def __init__(self, fleet: Fleet, codec: Codec) -> None:
         super().__init__(fleet)
         self.codec = codec
-        self._asked: dict[
-            ClientId, Request
-        ] = {}  # the requests without an answer yet: in asynchronous runs answers come later
+        # The requests without an answer yet: in asynchronous runs answers come later.
+        self._asked: dict[ClientId, Request] = {}
 
     def ask(self, requests: Mapping[ClientId, Request]) -> Answers:
         """The answers of the fleet, decoded."""
@@ -157,7 +163,7 @@ class Compression:
         return handler
 
     def at_server(self, fleet: Fleet) -> Fleet:
-        """The fleet that the server asks."""
+        """The fleet that the server uses."""
         return fleet
 
     def check(self, config: Any) -> None:

@@ -62,6 +62,7 @@ class TopK(CodecCompression):
 
 def largest(sizes: Vector, count: int) -> Places:
     """The positions of the `count` largest, in rising order; of equal ones the first, on every machine."""
+    # np.argpartition may take any of equal numbers; with a threshold it is the first, on every machine.
     least = np.partition(sizes, len(sizes) - count)[len(sizes) - count]
     above = np.flatnonzero(sizes > least)
     equal = np.flatnonzero(sizes == least)[: count - len(above)]
@@ -70,6 +71,7 @@ def largest(sizes: Vector, count: int) -> Places:
 
 def is_mask(size: int, count: int) -> bool:
     """Whether a bit for each of `size` numbers takes less than the positions of `count` of them."""
+    # Both sides decide by sizes that they have anyway, so no flag is sent.
     return (size + 7) // 8 < count * kind_of_place(size).itemsize
 
 
@@ -77,7 +79,9 @@ def kind_of_place(size: int) -> np.dtype[np.unsignedinteger]:
     """The smallest dtype for a position among so many."""
     if size <= 2**16:
         return np.dtype(np.uint16)
-    return np.dtype(np.uint32 if size <= 2**32 else np.uint64)
+    if size <= 2**32:
+        return np.dtype(np.uint32)
+    return np.dtype(np.uint64)
 
 
 def write_places(places: Places, size: int) -> Array:

@@ -86,7 +86,9 @@ def check_agreed(config: Mapping[str, Scalar], own: Mapping[str, str], must: Col
     for key, asked in config.items():
         name = key.removeprefix(AGREED)
         if name != key and own.get(name) != asked:
-            here = f"here it is {own[name][:12]}" if name in own else "there is none here"
+            here = "there is none here"
+            if name in own:
+                here = f"here it is {own[name][:12]}"
             raise Refused(key, f"{name} {str(asked)[:12]} is agreed on, {here}{HINTS.get(name, '')}")
     for name in sorted(must):
         if AGREED + name not in config:
@@ -121,6 +123,7 @@ def bytes_from_extra(name: str, extras: Arrays) -> bytes:
 
 def json_from_extra(name: str, extras: Arrays) -> dict[str, Any]:
     """The table that a client sent as JSON; empty if there is none that can be read."""
+    # A client may send anything: the text is cut, and deeply nested JSON raises RecursionError.
     try:
         found = json.loads(bytes_from_extra(name, extras)[:100_000] or b"{}")
     except (ValueError, RecursionError):
@@ -177,7 +180,9 @@ class AgreementFleet(Wrapper):
             if new := [c for c in here if c not in self.asked]:
                 self._agree(new, keys)
             left = [c for c in here if c not in self.refused and c not in self.silent]
-            self._left = self._left if left == self._left else left
+            # The same list object while nothing has changed: `Roster.meet` then has nothing to do.
+            if left != self._left:
+                self._left = left
             self._here = here
             self._keys = keys
         return self._left
@@ -220,7 +225,7 @@ class AgreementFleet(Wrapper):
         """Agree with all present clients; return those that take no part.
 
         ConfigError if most clients differ, so that one alone cannot stop the others; TooFewClients if none is left. A
-        client whose policy does not allow the question counts as neither.
+        client with a policy that does not allow the question counts as neither.
         """
         left = self.clients()
         differ = {c: why for c, why in self.refused.items() if why.kind != "refused" or is_disagreement(why)}
@@ -246,7 +251,8 @@ class AgreementFleet(Wrapper):
         for client, why in answers.failures.items():
             if is_away(why):
                 self.silent.add(client)
-                self._unrecorded |= {client: why} if why.kind == "refused" else {}
+                if why.kind == "refused":
+                    self._unrecorded[client] = why
                 log.warning("%s was asked what it agrees on, and is away: %s", client, why)
             else:
                 self._refuse(client, why)
@@ -261,7 +267,8 @@ class AgreementFleet(Wrapper):
         self._here = None
 
     def _send(self, requests: Mapping[ClientId, Request]) -> Answers:
-        made: dict[int, Request] = {}  # clients that share one request still share it, so that it is packed once
+        # Clients that share one request still share it afterwards, so that it is serialized once.
+        made: dict[int, Request] = {}
         for request in requests.values():
             if id(request) not in made:
                 config = {**request.config, **self.digests}
@@ -303,7 +310,8 @@ def log_client_report(client: ClientId, extras: Arrays) -> None:
     }
     if counts:
         shown = ", ".join(f"{name!r} {count}" for name, count in list(counts.items())[:20])
-        log.warning("%s has %d samples: %s", client, sum(counts.values()), shown)  # so that the run's log has it
+        # A warning, although nothing is wrong, so that the run's log has it.
+        log.warning("%s has %d samples: %s", client, sum(counts.values()), shown)
 
 
 def agree_on(fleet: Fleet, name: str, config: Mapping[str, Scalar], combine: Combine) -> tuple[bytes, tuple[int, int]]:

@@ -32,7 +32,8 @@ def cast_to(values: Array, dtype: npt.DTypeLike) -> Array:
     if kind.kind in "iu":
         low = float(np.iinfo(kind).min)
         high = float(np.iinfo(kind).max)
-        if high > np.iinfo(kind).max:  # 2**63 - 1 has no float64; the next above it would wrap to the other end
+        # 2**63 - 1 has no float64, and the next number above it would wrap to the other end.
+        if high > np.iinfo(kind).max:
             high = float(np.nextafter(high, 0))
         values = np.clip(np.rint(values), low, high)
     elif kind.kind == "b":
@@ -58,6 +59,7 @@ def weighted_mean(arrays: Mapping[str, Arrays], weights: Mapping[str, float]) ->
 
 def blend(values: Sequence[Array], shares: Sequence[float]) -> npt.NDArray[np.float64]:
     """sum_k share_k value_k in float64, added up in the order given."""
+    # One by one in the order given: floating-point sums depend on it, and the methods sort the clients by name.
     total = np.asarray(np.multiply(values[0], shares[0], dtype=np.float64))
     for value, share in zip(values[1:], shares[1:], strict=True):
         total += np.multiply(value, share, dtype=np.float64)
@@ -67,8 +69,9 @@ def blend(values: Sequence[Array], shares: Sequence[float]) -> npt.NDArray[np.fl
 def average_arrays(values: Sequence[Array], shares: Sequence[float]) -> Array:
     """The blend in the dtype of the values; integers that are equal in all stay unchanged, however large."""
     first = values[0]
+    # float64 would spoil ids and hashes above 2**53.
     if first.dtype.kind in "iub" and all(np.array_equal(first, v) for v in values[1:]):
-        return np.array(first)  # float64 would spoil ids and hashes above 2**53
+        return np.array(first)
     return cast_to(blend(values, shares), first.dtype)
 
 
@@ -116,8 +119,9 @@ def is_finite(arrays: Arrays) -> bool:
 def _finite(v: Array) -> bool:
     if v.dtype.kind not in "fc":
         return True
+    # A finite sum of squares has no NaN or infinity in it; one that merely overflows is examined number by number.
     if v.size <= SMALL and v.dtype.char in "fd" and math.isfinite(np.vdot(v, v)):
-        return True  # no NaN or infinity if the sum of squares is finite
+        return True
     return bool(np.count_nonzero(np.isfinite(v)) == v.size)  # quicker than all()
 
 
@@ -159,8 +163,9 @@ def joint_square(current: Arrays, models: Collection[Arrays]) -> float:
             return math.inf
         for arrays in models:
             piece = arrays[name]
+            # A view that is not contiguous, such as a broadcast one, may contain a number of the base many times.
             if piece.base is not base or piece.dtype != base.dtype or not piece.flags.c_contiguous:
-                return math.inf  # one that is not contiguous may hold a number many times
+                return math.inf
             size += piece.size
         if base.size > size or not base.flags.c_contiguous:
             return math.inf

@@ -72,6 +72,7 @@ def weighted_client_metrics(
     for name in metrics:
         reported = [(sizes[c], float(r.metrics[name])) for c, r in sorted(replies.items()) if name in r.metrics]
         if reported:
+            # Squared errors can be averaged over samples, their roots cannot.
             power = 2 if name == "rmse" else 1
             total = sum(n for n, _ in reported)
             means[name] = (sum(n * value**power for n, value in reported) / total) ** (1 / power)
@@ -87,12 +88,16 @@ def summarise(metric: str, values: Sequence[float], higher_is_better: bool = Tru
     """
     if not values:
         return {}
-    worst_first = np.sort(values) if higher_is_better else -np.sort(-np.asarray(values))
+    worst = min(values)
+    worst_first = np.sort(values)
+    if not higher_is_better:
+        worst = max(values)
+        worst_first = -np.sort(-np.asarray(values))
     low, middle, high = np.percentile(values, [10, 50, 90])
     return {
         f"{metric}_clients": float(len(values)),
         f"{metric}_mean": float(np.mean(values)),
-        f"{metric}_worst": float(min(values) if higher_is_better else max(values)),
+        f"{metric}_worst": float(worst),
         f"{metric}_worst_decile": float(worst_first[: -(-len(values) // 10)].mean()),
         f"{metric}_p10": float(low),
         f"{metric}_p50": float(middle),

@@ -26,7 +26,10 @@ def one_thread() -> Iterator[None]:
     Nothing happens if torch has not been imported. The number of torch threads is set per thread.
     """
     torch = sys.modules.get("torch")
-    before = torch.get_num_threads() if torch is not None and hasattr(torch, "get_num_threads") else 1
+    before = 1
+    # While another thread imports torch, the module is already there, but its functions may not be.
+    if torch is not None and hasattr(torch, "get_num_threads"):
+        before = torch.get_num_threads()
     if torch is None or before == 1:
         yield
         return

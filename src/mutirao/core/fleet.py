@@ -19,7 +19,7 @@ log = logging.getLogger("mutirao")
 FLEETING = "now."
 Where = Callable[[], Mapping[str, Scalar]]  # the current head of an audit trail
 FIELDS = ("arrays", "extras", "metrics")
-ARRAY = (np.ndarray, np.generic)  # NumPy turns an array without axes into a scalar
+ARRAY = (np.ndarray, np.generic)  # NumPy makes a scalar of an array without axes
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Reply:
 class Site:
     """A client's data, and a state that is kept between requests and never leaves the client.
 
-    Entries of the state whose names begin with `FLEETING` belong to the current round and are in no checkpoint.
+    Entries of the state with names that begin with `FLEETING` belong to the current round and are in no checkpoint.
 
     A client may keep what must not leave it, such as the number of requests:
 
@@ -169,14 +169,14 @@ class Fleet:
         """Write into the roster what is known of clients in advance, such as their speed."""
 
     def record(self, done: Round) -> None:
-        """Add to the record of a round what only the fleet knows."""
+        """Add to the record of a round what only the fleet has seen."""
 
     def keys(self) -> dict[ClientId, str]:
         """The public key of each client, if known: two clients must not have the same."""
         return {}
 
     def snapshot(self) -> Arrays:
-        """The states of simulated sites, for a checkpoint; they reach no aggregator."""
+        """The states of simulated sites, for a checkpoint; no aggregator sees them."""
         return {}
 
     def restore(self, states: Arrays) -> None:
@@ -274,18 +274,22 @@ class Wrapper(Fleet):
 
 
 def failure_of(error: BaseException) -> Failure:
-    """The failure of a client whose code raised `error`: one line, never a traceback."""
-    log.debug("a client's code raised", exc_info=error)  # the traceback is for the client's own log
+    """The failure for an error that a client's code raised: one line, never a traceback."""
+    # A traceback shows code and paths of the site, so it stays in the client's own log.
+    log.debug("a client's code raised", exc_info=error)
     text = " ".join(str(error).split())[:200]
     if isinstance(error, Refused):
         return Failure("refused", text)
-    return Failure("raised", f"{type(error).__name__}: {text}" if text else type(error).__name__)
+    if text:
+        return Failure("raised", f"{type(error).__name__}: {text}")
+    return Failure("raised", type(error).__name__)
 
 
 def fault_of_fields(reply: Reply) -> Failure | None:
     """A field of a reply that has a wrong type: a handler in the same process may put anything into it."""
     fields = reply.arrays, reply.extras, reply.metrics
-    for i, content in enumerate(fields):  # for every client of every round, three times: plain loops are fastest
+    # For every client of every round, three times: plain loops are the fastest.
+    for i, content in enumerate(fields):
         if not isinstance(content, dict):
             return Failure("malformed", f"{FIELDS[i]} is of type {type(content).__name__}, not a dict")
         for name in content:
@@ -306,8 +310,9 @@ def collect(asked: Iterable[ClientId], events: Iterable[tuple[ClientId, Reply | 
         if client in outcomes:
             outcomes[client] = Failure("twice", "answered more than once")
         elif client in names:
-            wrong = fault_of_fields(outcome) if isinstance(outcome, Reply) else None
-            outcomes[client] = wrong or outcome
+            outcomes[client] = outcome
+            if isinstance(outcome, Reply):
+                outcomes[client] = fault_of_fields(outcome) or outcome
     for client in names - outcomes.keys():
         outcomes[client] = Failure("late", "no answer in time")
     ordered = sorted(outcomes.items())

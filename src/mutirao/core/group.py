@@ -53,7 +53,7 @@ class Run:
     roster: Roster = field(default_factory=Roster)
     history: list[Row] = field(default_factory=list)
     memory: Arrays = field(default_factory=dict)
-    sites: Arrays = field(default_factory=dict)  # states of simulated sites, which reach no aggregator
+    sites: Arrays = field(default_factory=dict)  # states of simulated sites, which no aggregator sees
 
     def rng(self, purpose: str, client: ClientId = "") -> np.random.Generator:
         """A random generator for the current round, from (seed, round, purpose, client)."""
@@ -133,7 +133,10 @@ class Group:
         """The training request of each selected client."""
         extras = self.aggregate.sends(part_of(run.arrays, self.name), part_of(run.memory, self.name))
         common = replace(self.request(run, "train", "metrics", "extras"), extras=extras)
-        requests = {c: common if self.address is None else self.address(c, common) for c in selected}
+        # One request for all unless `address` differs by client: fleets recognise it by identity and pack it once.
+        requests = dict.fromkeys(selected, common)
+        if self.address is not None:
+            requests = {c: self.address(c, common) for c in selected}
         if "correct" in common.config:
             return {c: with_last_counted(run.roster, c, r) for c, r in requests.items()}
         return requests
@@ -159,7 +162,7 @@ class Group:
 
 
 def with_last_counted(roster: Roster, client: ClientId, request: Request) -> Request:
-    """The request of a client whose last update did not count, with the last round in which one did.
+    """The request of a client, with the last round in which its update counted if a later one did not.
 
     SCAFFOLD and FedDyn keep state at the client that must match the server's. A reply that was lost, late or filtered
     has changed the client's state alone, and the client undoes that.
@@ -240,6 +243,7 @@ def check_answers(
         replies = {c: r for c, r in answers.replies.items() if c in members}
         answers = Answers(replies, {c: f for c, f in answers.failures.items() if c in members})
     current = part_of(run.arrays, group.name)
+    # Names, shapes, types and finiteness first: all later checks compute with the arrays.
     answers = set_aside(answers, faults(current, answers.replies))
     answers = set_aside(answers, faults_of_length(current, answers.replies))
     answers = sift(answers, group.aggregate.fault)

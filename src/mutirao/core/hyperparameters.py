@@ -43,11 +43,16 @@ def check_hyperparameter(key: str, value: Any) -> Any:
         if value not in CORRECTIONS:
             raise Refused(f"told.{key}", f"it is {str(value)[:40]!r}, but must be one of {', '.join(CORRECTIONS)}")
         return value
-    is_number = isinstance(value, int | float if kind is float else int) and not isinstance(value, bool)
+    # In Python True is an int, but it is no number of epochs.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is int:
+        is_number = is_number and isinstance(value, int)
     is_large_enough = is_number and (value > 0 or (value == 0 and key in FROM_0))
     if not is_large_enough or value > most:
         what = "a whole number" if kind is int else "a number"
         least = "0 or above" if key in FROM_0 else "above 0"
-        right = f"{what} {least}" + ("" if most == ANY else f" and at most {most:g}")
+        right = f"{what} {least}"
+        if most != ANY:
+            right += f" and at most {most:g}"
         raise Refused(f"told.{key}", f"it is {str(value)[:40]!r}, but must be {right}")
     return kind(value)

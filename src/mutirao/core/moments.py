@@ -49,6 +49,7 @@ def measure_moments(x: npt.ArrayLike, transform: Transform = "none") -> Arrays:
     for start in range(0, len(rows), ROWS_AT_ONCE):
         total += transform_features(rows[start : start + ROWS_AT_ONCE], transform).sum(0)
     mean = total / max(1, len(rows))
+    # The second pass is sum (x - m)^2 - (sum (x - m))^2 / n: the second term corrects for the rounding of the mean m.
     for start in range(0, len(rows), ROWS_AT_ONCE):
         apart = transform_features(rows[start : start + ROWS_AT_ONCE], transform) - mean
         missed += apart.sum(0)  # what the sum has lost by rounding
@@ -101,7 +102,8 @@ def bound_moments(sent: Sequence[Arrays], far: float = FAR, cap: float = SIZE_CA
     middle = np.median(means)
     scale = float(np.median(deviations) + np.median(np.abs(means - middle)))
     apart = np.maximum(np.abs(means - middle), deviations)
-    is_far = apart > far * scale if scale else np.zeros(len(sent), bool)
+    # A scale of 0 means that most clients report the same constant, which says nothing of the others.
+    is_far = (apart > far * scale) & (scale > 0)
     limit = int(cap * lower_median(counts))
     kept = []
     for i, moments in enumerate(sent):

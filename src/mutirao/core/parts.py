@@ -240,7 +240,9 @@ class WithDefaults:
 
 def with_defaults(part: Any, kind: type[Kind]) -> Kind:
     """Any callable as a part of that protocol. This is the only place where optional attributes are looked up."""
-    return cast("Kind", part if isinstance(part, WithDefaults) else WithDefaults(part, kind))
+    if not isinstance(part, WithDefaults):
+        part = WithDefaults(part, kind)
+    return cast("Kind", part)
 
 
 def as_handler(part: AnyHandler) -> Handler:

@@ -1,4 +1,4 @@
-"""What the server knows of its clients, in columns: for a million clients arrays, not objects."""
+"""What the server has recorded of its clients, in columns: for a million clients arrays, not objects."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +31,7 @@ class Roster:
     `selected`, `replied`: numbers of rounds.
     `last_selected`, `last_replied`, `last_probed`, `last_improved`: rounds (0: never); a client improves when its loss
     is lower than the one before.
-    `last_sent`: the round whose model the client was last sent, which in an asynchronous run is before its reply's.
+    `last_sent`: the round of the model that the client was last sent; in an asynchronous run it is before its reply's.
     `asked`: the number of requests, also those of rounds that were undone.
     `n`, `first_n`: the last sample count that was accepted, and the first, or that of its admission (0: unknown).
     `figures`, `vectors`: the last value of each metric, and the last vector of each kind, by client (NaN: unknown).
@@ -128,14 +128,16 @@ class Roster:
         """Store the last value of each figure of a client."""
         i = self._index[client]
         for name, value in figures.items():
+            # Clients must not be able to fill the server's memory by inventing names.
             if name not in self.figures and len(self.figures) >= MOST_FIGURES:
-                continue  # clients must not be able to grow the server's memory by inventing names
+                continue
             if name not in self.figures:
                 self.figures[name] = np.full(len(self), np.nan)
             self.figures[name][i] = value
 
     def hear(self, round: int, client: ClientId, figures: Mapping[str, float]) -> None:
         """Store the metrics of a client in a round, and whether its loss is lower than the last one."""
+        # `not >=` instead of `<`: a first loss is compared with NaN, and counts as lower.
         if "loss" in figures and not figures["loss"] >= self.figure_of(client, "loss"):
             self.last_improved[self._index[client]] = round
         self.note(client, figures)

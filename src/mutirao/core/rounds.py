@@ -6,7 +6,7 @@
     summarize           the record of the round
 
 `train` repeats `step`, which calls these four. A group is one model and the clients that train it (`core/group.py`).
-An ordinary run has one group with all clients; a clustered run has several, whose clients are all asked at once.
+An ordinary run has one group with all clients; a clustered run has several, and requests go to all of them at once.
 """
 
 import logging
@@ -208,10 +208,14 @@ def apply(
     for made in attempts:
         run.roster.mark(number, made.selected, {c: r.n for c, r in made.replies.items()})
     run.roster.hear_all(number, figures)
+    # Vectors are differences to the model that clients were sent, so they are taken before it is replaced.
     for made in attempts:
         store_vectors(run, made)
     for name, result in merged.items():
-        run.arrays = run.arrays | as_part(result.arrays, name) if name else result.arrays
+        if name:
+            run.arrays = run.arrays | as_part(result.arrays, name)
+        else:
+            run.arrays = result.arrays
     run.memory = memory
     run.round = number
     run.sites = fleet.snapshot()
@@ -309,7 +313,7 @@ def probe(run: Run, fleet: Fleet, groups: Sequence[Group], number: int, progress
 
 
 def clients_of_round(selected: list[ClientId], answers: Answers, awaited: Collection[ClientId]) -> list[ClientId]:
-    """The clients that take part in this round: in an asynchronous run those whose answers have arrived.
+    """The clients that take part in this round: in an asynchronous run those with an answer that has arrived.
 
     A client takes part in the round in which its answer arrives, whenever it began. If the fleet waits for all, these
     are the selected clients.
@@ -372,6 +376,7 @@ def mean_metrics(replies: Mapping[ClientId, Reply]) -> dict[str, float]:
     for reply in replies.values():
         names |= reply.metrics.keys()
     means = {}
+    # Clients by name: replies arrive in any order, and the last bits of a sum depend on it.
     for name in sorted(names):
         sent = [(r.n, r.metrics[name]) for _, r in sorted(replies.items()) if name in r.metrics]
         total = sum(n for n, _ in sent)

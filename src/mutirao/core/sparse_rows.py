@@ -32,7 +32,7 @@ def fault_of_rows(name: str, rows: object, mine: Array) -> Failure | None:
 
 
 def faults_of_order(name: str, rows: Mapping[ClientId, Array], mine: Array) -> dict[ClientId, Failure]:
-    """The clients whose row numbers do not increase, or exceed `mine`; checked after `fault_of_rows`."""
+    """The clients with row numbers that do not increase, or exceed `mine`; checked after `fault_of_rows`."""
     if not rows:
         return {}
     joined = np.concatenate(list(rows.values()))
@@ -84,7 +84,9 @@ def dense_replies(current: Arrays, replies: dict[ClientId, Reply]) -> dict[Clien
     dense = {}
     for client, reply in replies.items():
         arrays = to_dense(current, reply.arrays)
-        dense[client] = reply if arrays is reply.arrays else replace(reply, arrays=arrays)
+        dense[client] = reply
+        if arrays is not reply.arrays:
+            dense[client] = replace(reply, arrays=arrays)
     return dense
 
 

@@ -66,6 +66,7 @@ def dissimilarities(moves: Floats) -> Floats:
     unit = np.divide(moves, length[:, None], out=np.zeros_like(moves), where=length[:, None] > 0)
     others = unit.sum(axis=0) - unit
     far = np.linalg.norm(others, axis=1)
+    # Where the others cancel, rounding leaves some 1e-16, which is no direction.
     cosine = np.divide(np.sum(unit * others, axis=1), far, out=np.zeros_like(far), where=far > 1e-12)
     return np.asarray(1 - cosine)
 
@@ -97,6 +98,7 @@ def sketch(vector: Floats, seed: int) -> Floats:
     """The count sketch: WIDTH random sums with random signs; a short vector is unchanged."""
     if len(vector) <= WIDTH:
         return vector
+    # The same buckets in every round and for every client, or else sketches could not be compared.
     draw = rng(seed, 0, "sketch")
     bucket = draw.integers(0, WIDTH, len(vector))
     sign = draw.integers(0, 2, len(vector)) * 2 - 1

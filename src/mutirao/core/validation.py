@@ -108,8 +108,10 @@ def fault_of_figures(reply: Reply) -> Failure | None:
             return Failure("not_finite", f"metric {name!r} is NaN, infinite or beyond {MOST_METRIC:g}")
     if not isinstance(reply.n, WHOLE):
         return Failure("count", f"declared samples of type {type(reply.n).__name__}, not a whole number")
-    if not 0 < reply.n <= MOST_SAMPLES:
-        return Failure("count", f"declared {'no' if reply.n <= 0 else 'too many'} samples")
+    if reply.n <= 0:
+        return Failure("count", "declared no samples")
+    if reply.n > MOST_SAMPLES:
+        return Failure("count", "declared too many samples")
     return None
 
 
@@ -207,6 +209,7 @@ def faults_of_length(current: Arrays, replies: Mapping[ClientId, Reply]) -> dict
     limit = least
     if has_median:
         limit = max(least, LONGEST * float(np.median(list(moved.values()))))
+    # `not <=` instead of `>`, so that a length that is NaN is refused, too.
     return {
         c: Failure("too_long", f"moved the model by {far:.4g}, over {limit:.4g}")
         for c, far in moved.items()
@@ -221,7 +224,9 @@ def update_length(current: Arrays, arrays: Arrays) -> float:
         for name, mine in current.items():
             if mine.dtype.kind == "f":
                 rows = arrays.get(name + ROWS)
-                away = arrays[name].astype(np.float64) - (mine if rows is None else mine[rows])
+                if rows is not None:
+                    mine = mine[rows]
+                away = arrays[name].astype(np.float64) - mine
                 total += float(np.vdot(away, away))
     return math.sqrt(total)
 

@@ -115,6 +115,7 @@ def read_cric(root: Path) -> list[CellImage]:
     if table is None:
         raise ConfigError(f"{root} has no classifications.json or classifications.csv of CRIC")
     content = read_text(table)
+    # The cache is named by the table's content, so that a corrected table cuts its cells anew.
     home = cache_home() / "cric" / hashlib.sha256(content.encode()).hexdigest()[:16]
     places = {p.name: p for p in [*root.glob("*/*"), *root.glob("*")] if p.suffix.lower() in ENDINGS}
     cells: list[CellImage] = []
@@ -162,6 +163,7 @@ def cut_cells(image: Path, targets: dict[Path, tuple[int, int]]) -> None:
     except (OSError, UnreadableError) as error:
         raise ConfigError(f"{image}: {getattr(error, 'strerror', None) or error}") from error
     height, width = whole.shape[:2]
+    # Positions count from 1. At an edge the square moves into the image, so that all cells have one size.
     for target, (x, y) in targets.items():
         if not (0 < x <= width and 0 < y <= height):
             raise ConfigError(f"{image} has {width} x {height} pixels, and no nucleus at {x}, {y}")
@@ -230,7 +232,9 @@ def read_cervical(found: CervicalSet, root: Path) -> tuple[ImageSet, ImageSet | 
     tests = [cell for cell in cells if cell.test]
     rest = [cell for cell in cells if not cell.test]
     train = load_cells(rest, classes, root)
-    return train, load_cells(tests, classes, root) if tests else None
+    if not tests:
+        return train, None
+    return train, load_cells(tests, classes, root)
 
 
 def load_cells(cells: Sequence[CellImage], classes: tuple[str, ...], root: Path) -> ImageSet:

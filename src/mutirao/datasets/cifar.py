@@ -146,16 +146,16 @@ def read_cifar10_file(file: Path) -> tuple[Images, Labels]:
 
 def cifar10_class_names(folder: Path) -> tuple[str, ...]:
     """Read the class names from the published file; without that file, return the usual names."""
-    text = folder / "batches.meta.txt"
+    where = folder / "batches.meta.txt"
     packed = folder / "batches.meta"
-    if text.is_file():
-        names = tuple(read_text(text).split())
+    if where.is_file():
+        names = tuple(read_text(where).split())
     elif packed.is_file():
+        where = packed
         names = names_in_pickle(packed, "label_names")
     else:
         return CIFAR10_CLASSES
     if len(names) != len(CIFAR10_CLASSES):
-        where = text if text.is_file() else packed
         raise ConfigError(f"{where} lists {len(names)} classes; CIFAR-10 has {len(CIFAR10_CLASSES)}")
     return names
 
@@ -220,27 +220,28 @@ def read_cifar100_file(file: Path, kind: str) -> tuple[Images, Labels]:
     expected = CIFAR100_FILES[file.stem]
     if not len(x):
         raise ConfigError(f"{file} holds no images; the published file holds {expected:,}")
-    for name, labels in (("coarse", coarse), ("fine", fine)):
+    found = {"coarse": coarse, "fine": fine}
+    for name, labels in found.items():
         last = CIFAR100_CLASSES[name] - 1
         if labels.max() > last:
             raise ConfigError(f"{file} has a {name} label {labels.max()}; those of CIFAR-100 are 0 to {last}")
     if len(x) != expected:
         log.warning("%s holds %d images, the published file %d", file, len(x), expected)
-    return x, coarse if kind == "coarse" else fine
+    return x, found[kind]
 
 
 def cifar100_class_names(folder: Path, kind: str) -> tuple[str, ...]:
     """Read the class names from the published file; without that file, return their numbers."""
-    text = folder / f"{kind}_label_names.txt"
+    where = folder / f"{kind}_label_names.txt"
     packed = folder / "meta"
-    if text.is_file():
-        names = tuple(read_text(text).split())
+    if where.is_file():
+        names = tuple(read_text(where).split())
     elif packed.is_file():
+        where = packed
         names = names_in_pickle(packed, f"{kind}_label_names")
     else:
         return tuple(map(str, range(CIFAR100_CLASSES[kind])))
     if len(names) != CIFAR100_CLASSES[kind]:
-        where = text if text.is_file() else packed
         raise ConfigError(f"{where} lists {len(names)} {kind} classes; CIFAR-100 has {CIFAR100_CLASSES[kind]}")
     return names
 
@@ -249,7 +250,7 @@ def cifar100_class_names(folder: Path, kind: str) -> tuple[str, ...]:
 
 
 def version_name(suffix: str) -> str:
-    """The publisher's name of the version whose files have this suffix."""
+    """The publisher's name of the version with this suffix of its files."""
     if suffix:
         return "binary"
     return "Python"
@@ -258,7 +259,9 @@ def version_name(suffix: str) -> str:
 def describe_labels(part: str, labels: Labels, classes: int) -> str:
     """One line about a part of a set: number of images, of classes, and of images in each class."""
     counts = np.bincount(labels, minlength=classes)
-    each = f"{counts.min():,}" if counts.min() == counts.max() else f"{counts.min():,} to {counts.max():,}"
+    each = f"{counts.min():,} to {counts.max():,}"
+    if counts.min() == counts.max():
+        each = f"{counts.min():,}"
     return f"{counts.sum():,} {part} images of 3 x 32 x 32, {len(counts)} classes, {each} a class"
 
 
@@ -366,7 +369,8 @@ class _Unpickler(pickle.Unpickler):
         if (module, name) not in ALLOWED:
             raise pickle.UnpicklingError(f"{module}.{name}")
         make = ALLOWED[module, name]
-        return lambda *values: make(*values)  # a fresh one each time: a pickle may write to what it is given
+        # A fresh function each time: a pickle may set attributes of what it is given.
+        return lambda *values: make(*values)
 
 
 def unpickle(file: Path, content: bytes) -> Any:

@@ -52,7 +52,10 @@ def picture(content: bytes) -> "Image.Image":
         raise
     except Exception as error:  # Pillow raises many kinds for broken files
         text = one_line(error)
-        raise UnreadableError("it is no picture that can be read" if "BytesIO" in text else text[:120]) from error
+        # Pillow reads from memory here: of an unknown format it names that stream, which means nothing to a user.
+        if "BytesIO" in text:
+            text = "it is no picture that can be read"
+        raise UnreadableError(text[:120]) from error
 
 
 def thumbnails(files: Sequence[Path], side: int) -> npt.NDArray[np.uint8]:
@@ -137,7 +140,7 @@ def class_folders(root: Path) -> list[Path]:
 def read_image_folder(root: Path, slide: str = "", classes: Sequence[str] = ()) -> ImageSet:
     """Read all images of a set; unreadable files are logged and left out.
 
-    `slide` tells the slide of an image: a regular expression whose first group is the slide's name in the file name,
+    `slide` gives the slide of an image: a regular expression with the slide's name in the file name as first group,
     or the path of a table (CSV) with columns `file`, `slide` and optionally `laboratory`.
 
     >>> from PIL import Image
@@ -254,10 +257,15 @@ def slide_origins(root: Path, files: Sequence[Path], slide: str) -> tuple[npt.ND
         raise ConfigError(f"slide: {slide!r} is not a regular expression: {error}") from error
     if not pattern.groups:
         raise ConfigError(f"slide: {slide!r} has no (group) for the slide's name")
-    found = [pattern.search(f.name) for f in files]
-    named = pattern.groupindex
-    labs = [m["lab"] if m and "lab" in named else "" for m in found]
-    return np.array([m[1] or "" if m else "" for m in found]), np.array(labs)
+    slides = [""] * len(files)
+    labs = [""] * len(files)
+    for i, file in enumerate(files):
+        if found := pattern.search(file.name):
+            # An optional group that matched nothing is None.
+            slides[i] = found[1] or ""
+            if "lab" in pattern.groupindex:
+                labs[i] = found["lab"]
+    return np.array(slides), np.array(labs)
 
 
 def read_origin_table(path: Path) -> dict[str, tuple[str, str]]:

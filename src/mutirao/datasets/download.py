@@ -82,7 +82,9 @@ def get_data_set(
     shutil.rmtree(ready, ignore_errors=True)
     try:
         for file in data_set.files:
-            url = f"{mirror.rstrip('/')}/{file.name}" if mirror else file.url
+            url = file.url
+            if mirror:
+                url = f"{mirror.rstrip('/')}/{file.name}"
             fetch_and_verify(file, url, downloads / file.name, home, on_file)
     except Unreachable as error:
         for empty in (downloads, downloads.parent):
@@ -198,9 +200,10 @@ class ResponseHead:
     @classmethod
     def of(cls, status: int, headers: Message) -> "ResponseHead":
         """From the status and the headers; a partial response (206) says where it begins."""
-        etag = headers.get("ETag", "")
-        # A weak ETag does not promise equal bytes (RFC 9110, 8.8.1), so it cannot continue a download.
-        tag = etag if etag and not etag.startswith("W/") else headers.get("Last-Modified", "")
+        tag = headers.get("ETag", "")
+        # A weak ETag does not guarantee equal bytes (RFC 9110, 8.8.1), so it cannot continue a download.
+        if not tag or tag.startswith("W/"):
+            tag = headers.get("Last-Modified", "")
         if status != 206:
             length = headers.get("Content-Length", "")
             return cls(0, int(length) if length.isdecimal() else 0, tag)
@@ -223,8 +226,11 @@ def fetch_file(url: str, target: Path, size: int = 0, progress: Progress | None 
     previous = -1
     stalled = 0
     while not continue_download(part, url, size, progress):
-        have = part.stat().st_size if part.exists() else 0
-        stalled = stalled + 1 if have <= previous else 0
+        have = bytes_in(part)
+        stalled += 1
+        # A line that breaks often but brings something each time is slow, not broken.
+        if have > previous:
+            stalled = 0
         previous = have
         if stalled >= MAX_ATTEMPTS:
             raise ConfigError(
@@ -236,25 +242,37 @@ def fetch_file(url: str, target: Path, size: int = 0, progress: Progress | None 
     part.replace(target)
 
 
+def bytes_in(part: Path) -> int:
+    """The size of a part; 0 if there is none yet."""
+    if part.exists():
+        return part.stat().st_size
+    return 0
+
+
 def continue_download(part: Path, url: str, size: int, progress: Progress | None) -> bool:
     """Open one more connection, which may break; return whether the file is complete."""
-    have = part.stat().st_size if part.exists() else 0
+    have = bytes_in(part)
     tag = read_version(part)
+    # The checksum will say whether it is the right file.
     if size and have == size:
-        return True  # the checksum says whether it is the right file
+        return True
+    # Not compressed on the way: offsets and checksums are those of the file itself.
     headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
+    # If-Range: a server that has another version now sends all of it, not the rest.
     if have and tag:
         headers |= {"Range": f"bytes={have}-", "If-Range": tag}
     request = urllib.request.Request(url, headers=headers)
     try:
         with urllib.request.build_opener(HttpsRedirects).open(request, timeout=TIMEOUT) as response:
             head = ResponseHead.of(response.status, response.headers)
+            # Checked although If-Range was sent: the rest of another version must not be appended.
             if response.status == 206 and (head.start != have or head.tag != tag):
-                discard(part)  # another version than that of the part
+                discard(part)
                 return False
             return write_content(response, part, head, size, progress)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and have:  # the file ends before our offset: the part is of another file
+        # 416: the file ends before our offset, so the part is of another file.
+        if error.code == 416 and have:
             discard(part)
             return False
         raise ConfigError(f"{url} answers {error.code} {error.reason}") from error
@@ -336,6 +354,8 @@ def unpack_archive(archive: Path, folder: Path, inside: str = "", leave_out: str
     total = 0
     count = 0
     with damage_as_config_error(archive), archive_members(archive) as found:
+        # Against decompression bombs: declared sizes are added up before a file is written, and `write_member` holds
+        # each file to its own.
         for name, size, opened in found:
             path = relative_target(archive, name, inside)
             if path is None or (leave_out and fnmatch.fnmatch(path.name.lower(), leave_out)):
@@ -372,7 +392,8 @@ def archive_members(archive: Path) -> Iterator[Iterator[Member]]:
 
 def zip_member(archive: Path, packed: zipfile.ZipFile, info: zipfile.ZipInfo) -> Member:
     """A file of a zip archive."""
-    if (info.external_attr >> 16) & 0o170000 == 0o120000:  # the file type bits of a symbolic link
+    # The file type bits of a symbolic link: with one, a later file could be written outside the folder.
+    if (info.external_attr >> 16) & 0o170000 == 0o120000:
         raise ConfigError(f"{archive.name} has a link in it ({info.filename[:80]!r}): refused")
     return info.filename, info.file_size, lambda: packed.open(info)
 
@@ -426,7 +447,7 @@ def unpack_7z(archive: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     done = subprocess.run([*command, str(archive.resolve())], cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
-        output = (done.stderr or done.stdout).strip().splitlines()
-        raise ConfigError(f"{archive} cannot be unpacked: {output[-1][:200] if output else command[0]}")
+        output = (done.stderr or done.stdout).strip().splitlines() or [command[0]]
+        raise ConfigError(f"{archive} cannot be unpacked: {output[-1][:200]}")
     if link := next((path for path in folder.rglob("*") if path.is_symlink()), None):
         raise ConfigError(f"{archive.name} has a link in it ({link.name[:80]!r}): refused")

@@ -33,7 +33,7 @@ Names = npt.NDArray[np.str_]
 
 
 class GeneratedData(NamedTuple):
-    """Training and test samples, class names, and the user to whom each sample belongs."""
+    """Training and test samples, class names, and the user of each sample."""
 
     x_train: Floats
     y_train: Labels
@@ -79,11 +79,13 @@ def make_fcube(seed: int) -> GeneratedData:
     users = np.repeat(np.arange(4), PAIR)
     signs = np.stack([np.ones(4 * PAIR), np.where(users > 1, -1, 1), np.where(users % 2, -1, 1)], 1)
     mirrored = np.where(np.arange(4 * PAIR) % 2, -1, 1)[:, None]
-    x = ((1 - draw.random((4 * PAIR, 3))) * signs * mirrored).astype(np.float32)  # above 0 before the sign
+    # 1 - random() is above 0, so that with its sign every number lies inside of its octant.
+    x = ((1 - draw.random((4 * PAIR, 3))) * signs * mirrored).astype(np.float32)
     test = rng(seed, 0, "fcube test").uniform(-1, 1, (CUBE_TEST, 3)).astype(np.float32)
     y = (x[:, 0] <= 0).astype(np.int64)
     y_test = (test[:, 0] <= 0).astype(np.int64)
-    mirrored_test = test * np.where(test[:, :1] > 0, 1, -1)  # opposite octants have the same user
+    # Opposite octants have the same user, so all points are mirrored to the side of x_1 > 0.
+    mirrored_test = test * np.where(test[:, :1] > 0, 1, -1)
     test_users = 2 * (mirrored_test[:, 1] < 0) + (mirrored_test[:, 2] < 0)
     return GeneratedData(x, y, test, y_test, ("x1 > 0", "x1 < 0"), user_names(users, 4), user_names(test_users, 4))
 
@@ -155,7 +157,8 @@ def check_generated(path: Path | str | None) -> list[str]:
 @cache
 def _patterns() -> npt.NDArray[np.float32]:
     """Ten smooth coloured textures, 3 x 32 x 32 with deviation 1, that wrap around at the edges."""
-    draw = rng(0, 0, "cifar10 patterns")  # always the same, so that training and test set have the same textures
+    # Always the same seed, so that training and test set have the same textures.
+    draw = rng(0, 0, "cifar10 patterns")
     fy, fx = np.meshgrid(np.fft.fftfreq(32) * 32, np.fft.fftfreq(32) * 32, indexing="ij")
     out = np.empty((10, 3, 32, 32), np.float32)
     for c in range(10):
@@ -185,7 +188,8 @@ def synthetic(samples: int, draw: np.random.Generator) -> tuple[Images, Labels]:
         raise ConfigError(f"synthetic: {samples!r} samples are too few, at least 1 is needed")
     y = draw.permutation(np.arange(samples) % 10).astype(np.int64)
     x = np.empty((samples, 3, 32, 32), np.uint8)
-    for start in range(0, samples, 500):  # in blocks: as floats the set would take several times its size
+    # In blocks: as floats the set would take several times its size.
+    for start in range(0, samples, 500):
         here = y[start : start + 500]
         other = (here + draw.integers(1, 10, len(here))) % 10
         mixed = _shifted(here, draw) + _uniform(draw, 0, 1, (len(here), 1, 1, 1)) * _shifted(other, draw)
@@ -202,6 +206,7 @@ def _uniform(draw: np.random.Generator, low: float, high: float, shape: tuple[in
 
 def _shifted(labels: Labels, draw: np.random.Generator) -> npt.NDArray[np.float32]:
     """The texture of each label, shifted at random, each channel scaled at random."""
+    # Textures wrap around, so a shifted one is a window of two by two copies.
     twice = np.tile(_patterns(), (1, 1, 2, 2))
     windows = np.moveaxis(np.lib.stride_tricks.sliding_window_view(twice, (32, 32), axis=(2, 3)), 1, 3)
     down, across = draw.integers(0, 32, (2, len(labels)))

@@ -50,6 +50,7 @@ def read_idx(path: Path) -> npt.NDArray[Any]:
             wanted = math.prod(shape) * np.dtype(kind).itemsize
             if wanted > MOST_BYTES:
                 raise ConfigError(f"{path}: its header declares {' x '.join(map(str, shape))} numbers: too many")
+            # One byte more than the header declares, so that a longer file is noticed.
             content = _read(file, wanted + 1)
     except (OSError, EOFError, zlib.error) as error:  # gzip's own errors are OSErrors
         raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error

@@ -36,7 +36,7 @@ TRAINING = "Training"
 TEST = "Test"
 GLOBAL_TEST = "global_test"
 CLIENT = re.compile(r"client_(\d+)")
-GroupRows = Callable[[ImageSet], ImageSet]  # turns images into the rows that are partitioned: images or slides
+GroupRows = Callable[[ImageSet], ImageSet]  # from images to the rows that are partitioned: images or slides
 TABLE = "a table (CSV) with columns file and label, and perhaps client and group"
 
 
@@ -90,7 +90,7 @@ def read_train_test(
 ) -> tuple[ImageSet, ImageSet]:
     """Read the training and the test set of any layout but client folders; no image may be in both.
 
-    `rows_of` turns images into the rows to split, such as slides.
+    `rows_of` groups images into the rows to split, such as slides.
     """
     if data.is_file():
         everything = rows_of(read_csv_listing(data, group, classes))
@@ -102,9 +102,14 @@ def read_train_test(
             train, test = split_set(everything, share, seed, group)
     elif published := find_cervical(data):
         everything, own = read_cervical(published, data)
-        if group.endswith(".csv"):  # a table says more than file names do
+        # A table that the user gives says more than the publisher's file names do.
+        if group.endswith(".csv"):
             everything = replace(everything, slides=slide_origins(data, everything.files, group)[0])
-        train, test = (everything, own) if own is not None else split_set(everything, share, seed, group)
+        if own is None:
+            train, test = split_set(everything, share, seed, group)
+        else:
+            train = everything
+            test = own
     elif (data / TRAINING).is_dir() or (data / TEST).is_dir():
         train = rows_of(read_image_folder(data / TRAINING, group))
         test = rows_of(read_image_folder(data / TEST, group))
@@ -143,9 +148,11 @@ def train_test_split(
     whole = count == len(pictures)  # rows are slides: none can be on both sides
     if whole or count < folds or np.bincount(pictures.labels[known]).max() < folds:
         why = f"only {count} slides are" if count else "no slide is"
-        level = logging.WARNING if expected or count else logging.INFO
+        level = logging.INFO
         if whole:
             level = logging.DEBUG
+        elif expected or count:
+            level = logging.WARNING
         log.log(
             level, "%s is split by class alone: %s known, so pictures of one slide may be on both sides", where, why
         )

@@ -215,6 +215,7 @@ def read_one_pair(images: Path, seed: int) -> Labelled:
             f"data: {images} is neither a table (CSV) nor an idx file ...-images-idx3-ubyte with its labels beside it"
         )
     x, y = idx.read_pair(images, labels)
+    # A file without a test set: which samples are held out depends on the seed alone.
     order = rng(seed, 0, "test split").permutation(len(y))
     cut = max(1, round(HELD_OUT_SHARE * len(y)))
     if len(y) < 2:

@@ -1,6 +1,6 @@
 """LEAF's JSON format: samples by user, so that each client can be one of the people who made them.
 
-Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018. Supported are sets whose samples are lists of numbers,
+Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018. Supported are sets with lists of numbers as samples,
 such as FEMNIST and Synthetic; sets of text (Shakespeare, Sent140, Reddit) or file names (CelebA) are not.
 """
 
@@ -65,9 +65,11 @@ def read_leaf(folder: Path) -> tuple[LeafPart, LeafPart]:
 def join_users(users: Users, same_kind: bool) -> LeafPart:
     """Concatenate the users' samples; bytes become floats unless all users of both sets have the `same_kind`."""
     samples = []
-    for x, _ in users.values():
-        to_float = x.dtype == np.uint8 and not same_kind
-        samples.append(x / np.float32(255) if to_float else x)
+    for values, _ in users.values():
+        # An array has one type: if any user has floats, the bytes of the others become floats from 0 to 1 again.
+        if values.dtype == np.uint8 and not same_kind:
+            values = values / np.float32(255)
+        samples.append(values)
     x = np.concatenate(samples)
     side = math.isqrt(x.shape[1])
     if x.dtype == np.uint8:
@@ -148,6 +150,7 @@ def user_samples(where: str, table: dict[str, Any]) -> tuple[npt.NDArray[Any], n
         raise ConfigError(f"{where} has samples that are no lists of finite numbers, all of one length")
     if np.abs(x).max() > np.finfo(np.float32).max:
         raise ConfigError(f"{where} has samples with numbers too large to compute with")
+    # FEMNIST's pixels are written as fractions k / 255. As bytes they take a quarter of the memory of float32.
     steps = x * 255.0
     square = x.shape[1] >= 49 and math.isqrt(x.shape[1]) ** 2 == x.shape[1]
     if square and steps.min() >= 0 and steps.max() <= 255 and np.abs(steps - np.rint(steps)).max() < 1e-3:
@@ -169,9 +172,9 @@ def check_leaf(path: Path | str | None) -> list[str]:
     findings = []
     for name, part in zip(("train", "test"), read_leaf(Path(path)), strict=True):
         _, sizes = np.unique(part.users, return_counts=True)
-        kind = (
-            f"pictures of {part.x.shape[2]} x {part.x.shape[3]}" if part.x.ndim == 4 else f"rows of {part.x.shape[1]}"
-        )
+        kind = f"rows of {part.x.shape[1]}"
+        if part.x.ndim == 4:
+            kind = f"pictures of {part.x.shape[2]} x {part.x.shape[3]}"
         findings.append(
             f"{Path(path) / name}: {len(part.y):,} {kind} by {len(sizes):,} users, {sizes.min():,} to {sizes.max():,} "
             f"each, labels 0 to {part.y.max()}"

@@ -54,6 +54,7 @@ class Origin:
     reader: str = ""
 
 
+# The table's column is `class`, which Python does not allow as the name of a field.
 COLUMNS = tuple("class" if f.name == "label" else f.name for f in fields(Origin))
 
 
@@ -137,6 +138,7 @@ def write_set(
         if out.exists():
             out.rmdir()
         building.replace(out)
+    # BaseException: Ctrl+C must not leave half of a set behind either.
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise

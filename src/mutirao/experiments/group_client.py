@@ -59,8 +59,9 @@ class GroupMember:
     @property
     def provides(self) -> frozenset[str]:
         """What a client sends besides arrays; with local privacy only its spent budget."""
-        private = SPENT | {"config:mu"} if self.private else self.trainers(self.classes).provides | {"evaluate"}
-        return private | {SIGNS}
+        if self.private:
+            return SPENT | {"config:mu", SIGNS}
+        return self.trainers(self.classes).provides | {"evaluate", SIGNS}
 
     @property
     def private(self) -> bool:
@@ -75,7 +76,9 @@ class GroupMember:
     def __call__(self, request: Request, site: Site) -> Reply:
         """The reply to one request."""
         self.check_allowed(request)
-        made = self.handler(request)(*self.training_request(request, site)) if self.needs_training(request) else None
+        made = None
+        if self.needs_training(request):
+            made = self.handler(request)(*self.training_request(request, site))
         return self.answer(request, site, made)
 
     def many(self, requests: Requests, sites: Sites) -> Outcomes:
@@ -108,7 +111,7 @@ class GroupMember:
         return request.do in ("train", "probe") or (request.do == "fit" and bool(request.config.get(FIT_EPOCHS)))
 
     def check_allowed(self, request: Request) -> None:
-        """Refuse requests whose reply would disclose more than local privacy or the noise of signatures allows."""
+        """Refuse requests if the reply would disclose more than local privacy or the noise of signatures allows."""
         if (self.private or self.signature.epsilon) and request.config.keys() & OF_CLASSES:
             raise Refused("privacy", "the classes of a client are not disclosed: use head=full")
         if not self.private:
@@ -125,7 +128,8 @@ class GroupMember:
 
     def handler(self, request: Request) -> Any:
         """The handler that trains the model of a request, with its outputs and epochs."""
-        if request.do == "warm":  # without privacy: only the signature leaves, with noise of its own
+        # A warm-up is trained without privacy: only the signature leaves, with noise of its own.
+        if request.do == "warm":
             return warm_up_trainer(self.trainers(self.classes), self.warm_epochs)
         return with_privacy(self.privacy, self.trainers(len(class_map(request.config, self.classes))))
 
@@ -135,9 +139,11 @@ class GroupMember:
         names = class_map(request.config, self.classes)
         if request.do != "warm":
             samples = self.split(request, site)[0]
-            samples = relabel(samples, names, self.classes) if "classes" in request.config else samples
+            if "classes" in request.config:
+                samples = relabel(samples, names, self.classes)
         plain = {k: v for k, v in request.config.items() if k not in OF_CLASSES | {"keep", FIT_EPOCHS}}
-        if request.do == "fit":  # the initial rate, wherever the schedule is
+        # A fit is not a round of the run: it has the initial rate, wherever the schedule is.
+        if request.do == "fit":
             plain["lr"] = self.trainers(len(names)).lr
             plain["epochs"] = check_hyperparameter("epochs", request.config[FIT_EPOCHS])
         do = "train" if request.do in ("warm", "fit") else request.do
@@ -152,7 +158,9 @@ class GroupMember:
         if request.do == "warm":
             return self.sign(request, site, made)
         if request.do == "fit":
-            return self.fit(request if made is None else replace(request, arrays=made.arrays), site)
+            if made is not None:
+                request = replace(request, arrays=made.arrays)
+            return self.fit(request, site)
         if made is not None:
             return made
         if request.do == "choose":
@@ -183,23 +191,33 @@ class GroupMember:
         part = self.signature
         config = request.config
         samples = Samples.of(site.data)
-        vector = part(samples) if made is None else part(request.arrays, made.arrays, self.head)
-        table = self.charge(site) if self.private else None
+        if made is None:
+            vector = part(samples)
+            count = len(samples)
+        else:
+            vector = part(request.arrays, made.arrays, self.head)
+            count = made.n
+        # `charge` checks the budget and returns the new account; it is stored once the noised signature is made.
+        table = None
+        if self.private:
+            table = self.charge(site)
         if part.epsilon:
             draw = generator(part.repeatable, int(config["seed"]), int(config["round"]), site.id)
             vector = add_noise(vector, part.epsilon, part.clip, draw)
         extras: Arrays = {"signature": vector.astype(np.float32)}
         if table is not None:
             site.state[RELEASES] = table
+        # The number of samples would leave without noise, so it is not sent with a noised signature.
         if part.epsilon:
-            return Reply({}, extras, {}, 1)  # the number of samples would have no noise
+            return Reply({}, extras, {}, 1)
         if config.get("holdings"):
             extras["holdings"] = classes_in(samples, self.classes).astype(np.uint8)
-        return Reply({}, extras, {}, len(samples) if made is None else made.n)
+        return Reply({}, extras, {}, count)
 
     def choose(self, models: Arrays, samples: Samples) -> Reply:
         """The number of the group model with the least mean loss on the training samples."""
         trainer = self.trainers(self.classes)
+        # IFCA (Ghosh et al., NeurIPS 2020): the client's group is argmin_j of the loss of model j on its samples.
         losses = []
         for group in sorted({name.partition("/")[0] for name in models}):
             outputs, y = outputs_of(trainer.fill(part_of(models, group)).eval(), samples)
@@ -215,14 +233,18 @@ class GroupMember:
     def evaluate(self, request: Request, train: Samples, test: Samples) -> tuple[dict[str, float], int]:
         """Loss and accuracy on the client's own test samples; `accuracy_known` among its own classes alone.
 
-        A label that the model does not have counts as wrong and is not in the loss, whose number of labels is returned.
+        A label that the model does not have counts as wrong and is not in the loss. Returned with the metrics is the
+        number of labels in the loss.
         """
         names = np.array(class_map(request.config, self.classes))
         model = self.trainers(len(names)).fill(request.arrays).eval()
         outputs, y = outputs_of(model, test)
         guess = names[outputs.argmax(1).numpy()]
         known = torch.from_numpy(classes_in(train, self.classes)[names])
-        among = outputs.masked_fill(~known, -torch.inf) if known.any() else outputs
+        among = outputs
+        # If the model has none of the client's classes, masking would leave nothing to choose from.
+        if known.any():
+            among = outputs.masked_fill(~known, -torch.inf)
         place = np.full(self.classes, -1)
         place[names] = np.arange(len(names))
         target = torch.from_numpy(place[y])
@@ -316,7 +338,7 @@ def outputs_of(model: nn.Module, samples: Samples) -> tuple[Tensor, np.ndarray[A
 
 
 def last_layer(model: nn.Module) -> str:
-    """The name of the last dense layer, whose bias and weights give signatures."""
+    """The name of the last dense layer; its bias and weights give signatures."""
     names = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
     if not names:
         raise ValueError("the model has no dense layer at its end, so clients cannot be grouped by it")

@@ -122,7 +122,9 @@ def fault_of_evaluation(reply: Reply) -> Failure | None:
 
 def update_settled(state: Grouping, group: str, plan: Plan) -> None:
     """Mark a group as settled if its last `stable` scores brought no gain over the best before them."""
-    values = [v if plan.higher_is_better else -v for _, v in state.scores[group]]
+    values = [score for _, score in state.scores[group]]
+    if not plan.higher_is_better:
+        values = [-score for score in values]
     if not plan.stable or group in state.settled or len(values) <= plan.stable:
         return
     if max(values[-plan.stable :]) <= max(values[: -plan.stable]) + GAIN:
@@ -174,7 +176,9 @@ class References:
         if self.repeats_rounds:
             return {"times": rounds}
         epochs = rounds * self.epochs
-        return {FIT_EPOCHS: min(self.alone, epochs) if self.alone else epochs}
+        if self.alone:
+            epochs = min(self.alone, epochs)
+        return {FIT_EPOCHS: epochs}
 
 
 def compare_with_references(run: Run, fleet: Fleet, plan: Plan, settings: References) -> Row:
@@ -183,7 +187,7 @@ def compare_with_references(run: Run, fleet: Fleet, plan: Plan, settings: Refere
     if state is None:
         return {}
     try:
-        fedavg = train_fedavg(run, fleet, plan, settings, state.groups.count) if state.groups.count > 1 else None
+        fedavg = train_fedavg(run, fleet, plan, settings, state.groups.count)
     except (TooFewReplies, TooFewClients, Diverged) as error:
         log.warning("no references for the groups: FedAvg for comparison failed: %s", error)
         return {}
@@ -193,6 +197,7 @@ def compare_with_references(run: Run, fleet: Fleet, plan: Plan, settings: Refere
     fits: Fits = {}
     for way in SERVED_MODELS:
         fits[way] = ask_to_fit(fleet, {c: r for c, r in requests[way].items() if c in present}, metric)
+    # Means over different clients could not be compared: only those count that have fitted every model.
     clients = sorted(set.intersection(*(set(found) for found in fits.values())))
     if not clients:
         log.warning("no references for the groups: no client has fitted all of %s", ", ".join(SERVED_MODELS))
@@ -268,9 +273,15 @@ def stored_comparison(run: Run) -> dict[str, Any]:
     return {}
 
 
-def train_fedavg(run: Run, fleet: Fleet, plan: Plan, settings: References, groups: int) -> Arrays:
+def train_fedavg(run: Run, fleet: Fleet, plan: Plan, settings: References, groups: int) -> Arrays | None:
     """FedAvg over all clients from the common first model, as a run of its own of which only the model is kept."""
-    share = settings.per_round if isinstance(settings.per_round, float) else settings.per_round * groups
+    # The model of a single group is that of FedAvg already.
+    if groups < 2:
+        return None
+    share = settings.per_round
+    # A count is that of each group, and FedAvg has the clients of all groups.
+    if not isinstance(share, float):
+        share *= groups
     other = Run(plan.model(plan.classes), seed=run.seed)
     wait_for_clients(other.roster, fleet, 1, plan.patience)
     group = Group(Uniform(share), FedAvg(), filters=plan.filters, size_cap=plan.size_cap, metrics=plan.allowed_metrics)
@@ -290,7 +301,9 @@ def requests_of(
     for group, members in state.groups.members().items():
         own = request_of(run, state, group, "fit")
         tuned = Request("fit", own.arrays, {**own.config, **config, **one_round})
-        common = tuned if fedavg is None else Request("fit", fedavg, {**config, **one_round})
+        common = tuned
+        if fedavg is not None:
+            common = Request("fit", fedavg, {**config, **one_round})
         for client in members:
             times = int(run.roster.replied[run.roster.row(client)]) if client in run.roster else 0
             out["groups"][client] = own
@@ -301,13 +314,16 @@ def requests_of(
 
 
 def with_keep(request: Request) -> Request:
-    """The same request, whose model the client keeps."""
+    """The same request; the client keeps its model."""
+    # No client has kept a model before one was chosen, so each fits the chosen one again.
     return replace(request, config={**request.config, "keep": True})
 
 
 def ask_to_fit(fleet: Fleet, requests: Mapping[ClientId, Request], metric: str) -> dict[ClientId, dict[str, float]]:
     """The metrics of the models that clients have fitted."""
-    replies: dict[ClientId, Reply] = sift(fleet.ask(requests), fault_of_evaluation).replies if requests else {}
+    if not requests:
+        return {}
+    replies = sift(fleet.ask(requests), fault_of_evaluation).replies
     return {c: dict(r.metrics) for c, r in replies.items() if metric in r.metrics}
 
 
@@ -338,7 +354,10 @@ def gains_in(held: Mapping[str, list[float]]) -> dict[str, tuple[float, float]]:
     for way, values in held.items():
         gain = np.asarray(values) - base
         if way != "groups":
-            error = float(np.std(gain, ddof=1) / np.sqrt(len(gain))) if len(gain) > 1 else np.inf
+            # Of one client there is no standard error; with infinity no other model is better by more than it.
+            error = np.inf
+            if len(gain) > 1:
+                error = float(np.std(gain, ddof=1) / np.sqrt(len(gain)))
             found[way] = float(gain.mean()), error
     return found
 
@@ -348,9 +367,13 @@ def warnings_of(
 ) -> list[str]:
     """Warnings where clients would be better off without groups, and which model they get."""
     found = []
-    instead = "" if served == "groups" else f"; they get {DESCRIPTIONS[served]} instead"
+    instead = ""
+    if served != "groups":
+        instead = f"; they get {DESCRIPTIONS[served]} instead"
     for way in ("alone", "finetuned"):
-        loss = means[way] - means["groups"] if higher_is_better else means["groups"] - means[way]
+        loss = means[way] - means["groups"]
+        if not higher_is_better:
+            loss = -loss
         if loss <= 0:
             continue
         if metric.startswith("accuracy"):

@@ -78,11 +78,16 @@ def federate_groups(
     fleet = simulate(fleet, config, run)
     fleet = compress.at_server(secure.at_server(fleet, task.provides | {f"metrics:{m}" for m in options.metrics}))
     plan = plan_groups(config, task, options)
-    expect = options.initial_clients or (1 if config.available.name != "always" else len(task.population))
-    compare = comparison_of(config, plan) if options is DEFAULT_OPTIONS else options.compare
+    expect = options.initial_clients or len(task.population)
+    # With simulated availability no client is waited for: real time does not pass in a simulation.
+    if config.available.name != "always":
+        expect = options.initial_clients or 1
+    compare = options.compare
+    if options is DEFAULT_OPTIONS:
+        compare = comparison_of(config, plan)
     rounds = train_groups(run, fleet, plan, config.rounds, config.evaluate_every, expect)
     for done in within_budget(rounds, run, config.rounds, build_privacy(config), lambda: look_ahead(run, plan)):
-        # Only the recipe with simulated attacks knows which clients are malicious.
+        # Only the recipe with simulated attacks can say which clients are malicious.
         if config.screen.name != "none" and options is not DEFAULT_OPTIONS:
             done.row.update(detection_rates(done.clients, options.malicious, run.history[:-1]))
         if compare is not None and is_over(run, config.rounds):
@@ -217,12 +222,13 @@ def is_over(run: Run, rounds: int) -> bool:
 
 
 def look_ahead(run: Run, plan: Plan) -> NextRound:
-    """Memory and aggregator of each group in the next round, whose privacy budget it would spend."""
+    """Memory and aggregator of each group in the next round, to compute the privacy budget that it would spend."""
     state = Grouping.from_memory(run.memory)
     members = state.groups.members() if state else {}
     memories = {g: part_of(run.memory, g) for g in members}
+    # Groups that are formed anew have no size yet; the worst case is a group of one.
     if state is None or (plan.regroup and run.round and run.round % plan.regroup == 0):
-        return [(plan.inherit(list(memories.values())), plan.parts(1)[1])]  # at worst, a group of one
+        return [(plan.inherit(list(memories.values())), plan.parts(1)[1])]
     return [(memories[g], plan.parts(len(who))[1]) for g, who in members.items()]
 
 

@@ -1,7 +1,7 @@
 """Rounds of all groups at once: one warm-up, one set of requests to the fleet a round, one model for each group.
 
 Each round admits late joiners (after a warm-up), trains all groups in one `core.rounds.step`, evaluates and records.
-The grouper decides which client is in which group (`mutirao.clustering.base`). A group whose clients are all absent
+The grouper decides which client is in which group (`mutirao.clustering.base`). A group without any client present
 keeps its state, and a group that has settled is not trained further.
 """
 
@@ -18,7 +18,7 @@ from mutirao.clustering.context import Plan as Plan
 from mutirao.clustering.formation import find_shared_keys
 from mutirao.clustering.group_state import WAITING, Grouping
 from mutirao.core.arrays import Arrays, as_part, part_of
-from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Scalar, traffic
+from mutirao.core.fleet import ClientId, Failure, Fleet, Reply, Request, Scalar, traffic
 from mutirao.core.parts import Screened
 from mutirao.core.records import Round, reasons
 from mutirao.core.roster import Roster
@@ -91,15 +91,19 @@ def training_group(
 ) -> Group:
     """A group as `step` trains it; its clients' updates are entered into `updates`."""
     plan = context.plan
+    filters = plan.filters
     own = plan.hyperparameters.config_for(name, context.run.round + 1, state.scores, plan.higher_is_better)
 
     def keep_updates(current: Arrays, replies: dict[ClientId, Reply]) -> Screened:
         updates[name] = GroupUpdates(current, replies)
         return replies, {}
 
+    # The last of the filters, so that the grouper gets only updates that have passed the others.
+    if grouper.needs_updates:
+        filters = (*filters, keep_updates)
     return Group(
         *plan.parts(len(members)),
-        filters=(*plan.filters, keep_updates) if grouper.needs_updates else plan.filters,
+        filters=filters,
         config={**plan.round_config, **class_map_of(state, name), **own},
         name=name,
         members=members,
@@ -130,10 +134,14 @@ def create_groups(context: GroupContext, grouper: Grouper, before: Sequence[Arra
     state = Grouping(groups, {}, total=plan.classes)
     for name, members in groups.members().items():
         state.classes[name] = classes_of([replies[c] for c in members], plan)
-    run.arrays = {}  # the test model is not trained further
+    # The test model of the warm-up is not trained further.
+    run.arrays = {}
     for number, (name, classes) in enumerate(state.classes.items()):
-        which = number if grouper.different_models else 0
-        model = plan.model(len(classes), which) if which else plan.model(len(classes))
+        arguments = [len(classes)]
+        # A plan's `model` needs a second argument only for groupers with different models, such as IFCA.
+        if number and grouper.different_models:
+            arguments.append(number)
+        model = plan.model(*arguments)
         run.arrays = run.arrays | as_part(model, name)
         run.memory = run.memory | as_part(plan.inherit(before), name)
     for client in fleet.clients():
@@ -167,6 +175,7 @@ def regroup(context: GroupContext, grouper: Grouper, before: Grouping) -> Groupi
         origins = [g for c in members if (g := before.groups.group_of(c))]
         if not origins:
             continue
+        # Sorted before the maximum, so that among equally many the first name wins, in every run.
         origin = max(sorted(set(origins)), key=origins.count)
         same_classes = before.classes[origin] == state.classes[name]
         model = part_of(run.arrays, name)
@@ -223,9 +232,11 @@ def send_final_models(
     context: GroupContext, state: Grouping, clients: Mapping[ClientId, str]
 ) -> dict[ClientId, dict[str, float]]:
     """Send clients the model of their group to keep; returns its metrics on their own data."""
+    if not clients:
+        return {}
     by_group = {g: request_of(context.run, state, g, "take") for g in set(clients.values())}
     requests = {c: by_group[g] for c, g in clients.items()}
-    answers = sift(context.fleet.ask(requests), fault_of_extras) if requests else Answers({}, {})
+    answers = sift(context.fleet.ask(requests), fault_of_extras)
     context.down += traffic(requests, answers)[0]
     return {c: dict(r.metrics) for c, r in answers.replies.items()}
 
@@ -287,6 +298,7 @@ def fault_of_signature(plan: Plan, size: int, reply: Reply) -> Failure | None:
 def of_one_length(context: GroupContext, replies: dict[ClientId, Reply]) -> dict[ClientId, Reply]:
     """The replies with signatures of the most common length, where the length is not known beforehand."""
     lengths = Counter(len(reply.extras["signature"]) for reply in replies.values())
+    # Of lengths that are equally common the shorter one is taken, whatever the order of replies.
     usual = max(lengths, key=lambda length: (lengths[length], -length), default=0)
     for client, reply in replies.items():
         if (length := len(reply.extras["signature"])) != usual:

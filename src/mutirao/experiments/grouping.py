@@ -31,14 +31,14 @@ from mutirao.experiments.group_evaluation import directions_of, stored_compariso
 from mutirao.experiments.personal_models import client_metric_names, without_common_model
 from mutirao.privacy import build_privacy
 
-T = TypeVar("T")  # a Task, whose module imports this one
+T = TypeVar("T")  # a Task; its module imports this one
 Predictions = Callable[[Run, Any], Mapping[str, npt.NDArray[np.float64]]]
 # Settings that have no meaning without groups.
 OF_GROUPS = ("signature", "warm_epochs", "regroup", "references", "per_group")
 
 
 def has_groups(config: Any) -> bool:
-    """Whether a configuration asks for groups."""
+    """Whether a configuration has groups."""
     return bool(config.cluster.name != "none")
 
 
@@ -55,8 +55,11 @@ def check_groups(config: Any) -> None:
             raise ConfigError("cluster=none is not possible in this recipe; use cluster=one for a single group")
         for name in OF_GROUPS:
             default = fields[name].default
-            completed = complete_part(name, default) if isinstance(default, Part) else default
-            if getattr(config, name) not in (default, completed):
+            allowed = [default]
+            # A configuration that was resolved has the part's own defaults filled in.
+            if isinstance(default, Part):
+                allowed.append(complete_part(name, default))
+            if getattr(config, name) not in allowed:
                 raise ConfigError(f"{name} only applies when clients are clustered; set cluster=auto or remove it")
         return
     if config.centralised:
@@ -133,7 +136,8 @@ def evaluated_by_clients(config: Any, task: Any) -> bool:
     from mutirao.training.samples import can_evaluate  # late: it brings torch
 
     has = "evaluate" in task.provides or can_evaluate(task.population, surely=not getattr(config, "sites", False))
-    return bool(has and config.privacy.name in ("none", "central"))  # otherwise only noised updates may leave a client
+    # With any other privacy only noised updates may leave a client, and metrics are not among them.
+    return bool(has and config.privacy.name in ("none", "central"))
 
 
 def has_references(config: Any) -> bool:
@@ -179,7 +183,9 @@ def make_grouped(given: T, config: Any) -> T:
         found |= group_settings_in(run, config, higher_is_better) | references_in(run)
         if found:
             found["groups_judged_by"] = "clients" if by_clients else "server"
-        return {**(artifacts.findings(run) if artifacts.findings else {}), **found}
+        if artifacts.findings is None:
+            return found
+        return {**artifacts.findings(run), **found}
 
     made: T = replace(
         task,
@@ -219,9 +225,12 @@ def predictions_by(task: Any) -> Predictions | None:
 
     def predict(run: Run, samples: Any) -> dict[str, npt.NDArray[np.float64]]:
         state = Grouping.from_memory(run.memory)
-        out = {}
-        for group in state.groups.names if state else ():
-            model = trainer.fill(part_of(run.arrays, group)).eval()  # every group fills the same module
+        out: dict[str, npt.NDArray[np.float64]] = {}
+        if state is None:
+            return out
+        for group in state.groups.names:
+            # Every group fills the same module, so its outputs are computed before the next one is filled in.
+            model = trainer.fill(part_of(run.arrays, group)).eval()
             out[group] = outputs_of(model, samples)[0].double().softmax(1).numpy()
         return out
 

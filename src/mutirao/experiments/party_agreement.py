@@ -1,4 +1,4 @@
-"""Agreement before the first round: the server asks all parties for digests, and sites refuse requests that differ."""
+"""Agreement before the first round: the server requests digests of all parties; sites refuse requests that differ."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -55,13 +55,13 @@ def as_global(evaluate: Evaluate) -> Evaluate:
     """The evaluation of the common model beside personal ones, with metrics such as `global_accuracy`."""
 
     def evaluate_global(arrays: Arrays) -> dict[str, float]:
-        return {k if k.startswith("global_") else f"global_{k}": v for k, v in evaluate(arrays).items()}
+        return {f"global_{k.removeprefix('global_')}": v for k, v in evaluate(arrays).items()}
 
     return evaluate_global
 
 
 def client_metric_names(task: Any, handler: Any, summed: bool = False) -> tuple[str, tuple[str, ...]]:
-    """The primary metric of a task whose clients evaluate on their own test data, and all metrics that they report.
+    """The primary metric where clients evaluate on their own test data, and all metrics that they report.
 
     If the server sees sums alone (`summed`), these are only loss and accuracy.
     """
@@ -96,13 +96,17 @@ def make_personal(given: T, config: Any) -> T:
     artifacts = task.exhibits
     shared = getattr(handler, "shared", None)  # None if the handler builds its model later
     judge, metrics = client_metric_names(task, handler)
+    evaluate = None
+    # Only a whole model can be evaluated on the server; a part of one lacks the layers that stay at the clients.
     if not kind.whole:
         artifacts = without_common_model(artifacts)
+    elif task.evaluate is not None:
+        evaluate = as_global(task.evaluate)
     made_of_it: T = replace(
         task,
         handler=handler,
         initial=initial if shared is None else lambda: shared(initial()),
-        evaluate=as_global(task.evaluate) if kind.whole and task.evaluate is not None else None,
+        evaluate=evaluate,
         judge=judge,
         metrics=metrics,
         exhibits=artifacts,
@@ -121,7 +125,9 @@ class ClientRoles:
     def of(cls, config: Any, population: Mapping[ClientId, Any]) -> "ClientRoles":
         """Of all clients of a task; the seed decides who is new."""
         kind = personal_of(config)
-        return cls(kind, kind.new_clients(list(population), config.seed) if kind.new else frozenset())
+        if not kind.new:
+            return cls(kind)
+        return cls(kind, kind.new_clients(list(population), config.seed))
 
     @property
     def has_personal_models(self) -> bool:

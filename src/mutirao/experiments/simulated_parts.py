@@ -1,6 +1,6 @@
 """The parts of a flow, made from a configuration: fleet, selector, aggregator, filter, asynchronous rounds, patience.
 
-What asks for more clients than there are is refused before the first round.
+Settings that need more clients than there are get refused before the first round.
 """
 
 import dataclasses
@@ -67,12 +67,13 @@ def overcommit_of(config: Any) -> float:
 
 
 def build_select(config: Any, classes: int | None) -> AnySelector:
-    """The configured selector, for as many clients as a round asks."""
+    """The configured selector, for as many clients as a round sends requests to."""
     count = config.per_round
     over = overcommit_of(config)
     if over > 1:
         if "count" in config.select.settings:
             raise ConfigError("select.count cannot be set with devices.overcommit; set per_round instead")
+        # The margin is for rounding: 100 * 1.1 is 110.00000000000001, which means 110 clients and not 111.
         count = min(1.0, count * over) if isinstance(count, float) else math.ceil(count * over - 1e-9)
     return build("select", config.select, count=count, classes=classes, rounds=config.rounds)  # type: ignore[no-any-return]
 

@@ -51,7 +51,7 @@ from mutirao.training.lr_schedules import Constant
 
 log = logging.getLogger("mutirao")
 
-# Settings that a flow of its own must support (`Recipe.heeds`), and the reason to refuse them where it does not.
+# Settings that a flow of its own must support, as its recipe declares, and the reason to refuse them where it does not.
 FLOW_SETTINGS = {
     "privacy": "does not support it",
     "secure": "looks at single clients",
@@ -61,7 +61,7 @@ FLOW_SETTINGS = {
     "cluster": "has one model for all",
 }
 MAX_EVALUATING_CLIENTS = 10_000  # clients that evaluate the final model by default
-PYTHON = "python"  # the recipe name of runs whose model and data were passed as objects
+PYTHON = "python"  # the recipe name of runs with a model and data that were passed as objects
 # The path and the description of each recipe; they are here so that listing recipes imports none of them.
 NAMES = {
     "quickstart": ("mutirao.systems.quickstart:recipe", "handwritten digits over 50 non-IID clients, in seconds"),
@@ -127,9 +127,8 @@ class Task:
     basis: Callable[[], Mapping[str, str]] = dict  # more such digests, outside the handler: data, features
     evaluate_groups: EvaluateGroups | None = None  # if not each group's model on all test data
     opinions: Predictions | None = None  # class probabilities by each group's model
-    check: Callable[[Arrays, Mapping[ClientId, Any]], None] | None = (
-        None  # ConfigError if the model does not fit the data
-    )
+    # Raises ConfigError if the model does not fit the data.
+    check: Callable[[Arrays, Mapping[ClientId, Any]], None] | None = None
     knows: Any = None  # context for the recipe's own flow
     left_out: Mapping[ClientId, str] = field(default_factory=dict)  # clients excluded from what precedes the rounds
     facts: Mapping[str, Any] = field(default_factory=dict)  # stored with the run; must not change when it resumes
@@ -137,7 +136,7 @@ class Task:
 
     @property
     def higher_is_better(self) -> bool:
-        """Whether more of the metric `judge` is better; ConfigError if that is not known."""
+        """Whether more of the primary metric is better; ConfigError if that is not known."""
         direction = direction_of(self.judge, self.directions)
         if direction is None:
             right = f"give the Task directions={{{self.judge!r}: 'higher'}}, or 'lower'"
@@ -184,10 +183,12 @@ def client_evaluation_interval(config: Any, task: "Task") -> int:
 
 
 def client_metrics(task: Task, with_others: bool = True) -> tuple[str, bool, dict[str, bool]]:
-    """The metric `judge`, whether more of it is better, and the same of the task's other metrics."""
-    names = list(task.metrics) if with_others else []
-    if with_others and "metrics:accuracy" in task.provides:
-        names.append("accuracy")
+    """The primary metric, whether more of it is better, and the same of the task's other metrics."""
+    names: list[str] = []
+    if with_others:
+        names += task.metrics
+        if "metrics:accuracy" in task.provides:
+            names.append("accuracy")
     others = {}
     for metric in names:
         direction = direction_of(metric, task.directions)
@@ -229,11 +230,14 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
     all_clients = fleet
     roles = ClientRoles.of(config, task.population)
     fleet, task = roles.without_new(fleet, task)
-    fleet = simulate(
-        compress_of(config).at_server(fleet), config, run
-    )  # decoded before a simulated clock delays replies
+    # Updates are decoded before a simulated clock delays the replies.
+    fleet = simulate(compress_of(config).at_server(fleet), config, run)
+    wait = config.wait
+    expect = len(task.population)
     # With simulated availability no client is waited for: real time does not pass in a simulation.
-    churns = config.available.name != "always"
+    if config.available.name != "always":
+        wait = 0.0
+        expect = 1
     select = build_select(config, task.classes)
     aggregate = build_aggregate(config, task)
     check_clients_per_round(config, task.population)
@@ -249,7 +253,8 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
     fleet, select = make_asynchronous(
         fleet, config, run, select, aggregate, len(task.population), classes=task.classes, rounds=config.rounds
     )
-    min_replies = config.min_replies or None  # None: half of the selected clients
+    # None is half of the selected clients. An asynchronous method aggregates what has arrived, be it one reply.
+    min_replies = config.min_replies or None
     if min_replies is None and is_asynchronous(aggregate):
         min_replies = 1
     rounds = train(
@@ -262,8 +267,8 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
         evaluate=task.evaluate,
         evaluate_every=config.evaluate_every,
         config=agreement_config(task.agreed),
-        patience=Patience(min_replies=min_replies, wait=0.0 if churns else config.wait),
-        expect=1 if churns else len(task.population),
+        patience=Patience(min_replies=min_replies, wait=wait),
+        expect=expect,
         size_cap=config.size_cap,
         metrics=task.update_metrics,
     )
@@ -320,7 +325,8 @@ class Recipe:
             for key, why in FLOW_SETTINGS.items():
                 if key not in self.heeds and (name := getattr(config, key).name) != "none":
                     raise ConfigError(f"{key}={name}: the flow of this recipe {why}; use none")
-        personal_of(config)  # both refuse wrong combinations before any data are read
+        # Both refuse wrong combinations before any data are read.
+        personal_of(config)
         check_groups(config)
         task = replace(self.task(config), secure=secure_of(config), compress=compress_of(config))
         if config.partition.name == "noise" and not task.noise:
@@ -335,7 +341,10 @@ class Recipe:
         task = make_grouped(make_personal(task, config), config)
         handler = as_handler(task.handler)
         task = replace(task, agreed={**handler.agreed(), **task.agreed}, check=task.check or handler.check)
-        own = task.handler if handler.private else build_privacy(config).at_client(task.handler)
+        own = task.handler
+        # A handler that adds the noise itself must not get it twice.
+        if not handler.private:
+            own = build_privacy(config).at_client(task.handler)
         return replace(task, handler=drift_with(config, add_signatures(config, own, task.handler), task))
 
 
@@ -354,7 +363,8 @@ def recipe_name(recipe: Recipe) -> str:
     if recipe.name:
         return recipe.name
     modules = {k: m for k, m in sys.modules.items() if isinstance(m, ModuleType) and k != "__main__"}
-    home = recipe.task.__module__  # searched first: other modules may import it from there
+    # The module that defines the recipe is searched first: others may import it from there.
+    home = recipe.task.__module__
     for module in sorted(modules, key=lambda name: name != home):
         for attribute, value in list(vars(modules[module]).items()):
             if value is recipe:
@@ -375,7 +385,8 @@ def find(name: str) -> Recipe:
     if ":" not in name and name not in NAMES:
         raise ConfigError(f"no recipe is called {name!r}{nearest(name, NAMES)}")
     check_module("recipe", name)
-    recipe = load_name(NAMES[name][0] if name in NAMES else name)
+    path, _ = NAMES.get(name, (name, ""))
+    recipe = load_name(path)
     if not isinstance(recipe, Recipe):
         raise ConfigError(f"{name!r} is not a Recipe")
     return recipe

@@ -94,8 +94,10 @@ def dirichlet(
     order, per_class = order_by_class(y, rng)
     if size is not None:
         return _draw_equal_sizes(order, per_class, clients, min(alpha, LARGEST_ALPHA), rng, size)
+    split = _split_classes
+    if balance:
+        split = _balance_classes
     for _ in range(DRAWS):
-        split = _balance_classes if balance else _split_classes
         counts = split(per_class, clients, min(alpha, LARGEST_ALPHA), rng)
         if counts.sum(0).min() >= min_size:
             return rows_by_owner(order, np.repeat(np.tile(np.arange(clients), len(per_class)), counts.ravel()), clients)
@@ -171,9 +173,12 @@ def by_class(
             f"partition=by_class: {sets} sets of {classes} classes cannot be shared by {clients} clients evenly; "
             f"take a multiple of {sets} clients, such as {near}"
         )
-    arrange = np.arange if order == "sorted" else rng.permutation
-    rank = arrange(total)
-    members = arrange(clients).reshape(sets, -1)
+    rank = np.arange(total)
+    sharing = np.arange(clients)
+    if order != "sorted":
+        rank = rng.permutation(total)
+        sharing = rng.permutation(clients)
+    members = sharing.reshape(sets, -1)
     first = np.arange(sets) * total // sets  # the rank that a set begins with
     owners = [members[(rank[c] - first) % total < classes].ravel() for c in range(total)]
     return _split_among_owners("by_class", y, rows, per_class, owners, clients)
@@ -274,7 +279,9 @@ def by_key(keys: npt.ArrayLike, clients: int | None = None, rng: np.random.Gener
         right = f"take at most {len(names)} clients"
         raise ConfigError(f"partition=by_key: {clients} clients cannot share {len(names)} distinct keys; {right}")
     sizes = np.bincount(key, minlength=len(names))
-    shuffled = np.arange(len(names)) if rng is None else rng.permutation(len(names))
+    shuffled = np.arange(len(names))
+    if rng is not None:
+        shuffled = rng.permutation(len(names))
     owner = np.empty(len(names), np.intp)
     loads = [(0, client) for client in range(clients)]
     for k in shuffled[np.argsort(-sizes[shuffled], kind="stable")]:
@@ -307,7 +314,8 @@ def sample_like(labels: npt.NDArray[Any], mine: npt.NDArray[Any], most: int, rng
         return np.zeros(0, np.intp)
     classes, counts = np.unique(mine, return_counts=True)
     wanted = np.round(most * counts / counts.sum()).astype(int)
-    wanted[counts.argmax()] = max(1, wanted[counts.argmax()])  # a client with samples is evaluated on at least one
+    # However small `most` is, a client with samples is evaluated on at least one.
+    wanted[counts.argmax()] = max(1, wanted[counts.argmax()])
     found = [rng.permutation(np.flatnonzero(labels == c))[:k] for c, k in zip(classes, wanted, strict=True)]
     return np.sort(np.concatenate(found))
 
@@ -356,6 +364,7 @@ NAMES: dict[str, Callable[..., list[Indices]]] = {
 def _split_classes(per_class: Counts, clients: int, alpha: float, rng: np.random.Generator) -> Counts:
     """How many samples of each class (row) each client (column) gets."""
     shares = rng.dirichlet(np.full(clients, alpha), size=len(per_class))
+    # 1e-9: rounding may leave a sum that is a whole number just below it, and `floor` would lose a sample.
     cuts = np.floor(np.cumsum(shares, axis=1) * per_class[:, None] + 1e-9).astype(np.int64)
     cuts[:, -1] = per_class
     counts = np.diff(cuts, axis=1, prepend=0)

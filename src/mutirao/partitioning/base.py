@@ -45,4 +45,6 @@ def order_by_class(y: npt.NDArray[Any], rng: np.random.Generator) -> tuple[Indic
 
 def count_of(count: int, one: str, more: str = "") -> str:
     """`1 client`, `2 clients`."""
-    return f"{count:,} {one if count == 1 else more or one + 's'}"
+    if count == 1:
+        return f"{count:,} {one}"
+    return f"{count:,} {more or one + 's'}"

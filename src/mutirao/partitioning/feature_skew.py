@@ -66,8 +66,9 @@ def disturb(x: npt.NDArray[Any], deviation: float, rng: np.random.Generator) -> 
         raise ConfigError(
             f"partition=noise: inputs are {x.dtype}; noise needs floating-point numbers or images of bytes"
         )
-    wide = np.float32(deviation * (WHITE if x.dtype == np.uint8 else 1.0))
-    return x.astype(np.float32) + wide * rng.standard_normal(x.shape, np.float32)
+    if x.dtype == np.uint8:
+        deviation = deviation * WHITE
+    return x.astype(np.float32) + np.float32(deviation) * rng.standard_normal(x.shape, np.float32)
 
 
 def disturb_rows(levels: Sequence[float], seed: int, parts: Sequence[Indices], x: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -79,6 +80,7 @@ def disturb_rows(levels: Sequence[float], seed: int, parts: Sequence[Indices], x
         return x
     out = np.asarray(x).astype(np.float32)
     for i, (part, level) in enumerate(zip(parts, levels, strict=True)):
+        # A generator for each client, so that its noise does not depend on the sizes of the others.
         if len(part):
             out[part] = disturb(x[part], level, stream(seed, 0, "noise", str(i)))
     return out

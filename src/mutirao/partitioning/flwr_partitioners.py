@@ -18,19 +18,22 @@ from mutirao.errors import ConfigError
 Indices = npt.NDArray[np.intp]
 
 LABELS = ("label", "labels", "y", "target")  # possible names of the column of labels
+# Arguments that the partition sets itself, by the names that partitioners give them.
 HANDED_OVER = {
     "num_partitions": "clients",
     "partition_by": "labels",
     "seed": "rng",
-}  # arguments that the partition fills in
+}
 ROW = "__row__"
 
 
 def is_partitioner(thing: Any) -> bool:
     """Whether it is a partitioner of flwr-datasets, or the class of one."""
-    return callable(getattr(thing, "load_partition", None)) and hasattr(
-        thing if inspect.isclass(thing) else type(thing), "num_partitions"
-    )
+    kind = thing
+    if not inspect.isclass(thing):
+        # Looked up in the class: it is a property, which may fail while the partitioner has no data set.
+        kind = type(thing)
+    return callable(getattr(thing, "load_partition", None)) and hasattr(kind, "num_partitions")
 
 
 def adapt(found: Any) -> Any:

@@ -103,13 +103,16 @@ class PartitionSummary:
         sizes = self.sizes
         kinds = self.classes_per_client
         total = len(self.classes)
-        empty = int(np.count_nonzero(sizes == 0))
+        counts = f"{count_of(len(sizes), 'client')}, {count_of(int(sizes.sum()), 'sample')} of "
+        counts += count_of(total, "class", "classes")
+        if self.left_out:
+            counts += f", {self.left_out:,} left out"
+        samples = f"samples a client: {sizes.min():,} to {sizes.max():,}, median {np.median(sizes):,g}"
+        if empty := int(np.count_nonzero(sizes == 0)):
+            samples += f", {count_of(empty, 'client')} with none"
         lines = [
-            f"{count_of(len(sizes), 'client')}, {count_of(int(sizes.sum()), 'sample')} of "
-            + count_of(total, "class", "classes")
-            + (f", {self.left_out:,} left out" if self.left_out else ""),
-            f"samples a client: {sizes.min():,} to {sizes.max():,}, median {np.median(sizes):,g}"
-            + (f", {count_of(empty, 'client')} with none" if empty else ""),
+            counts,
+            samples,
             f"classes a client: {kinds.min():,} to {kinds.max():,}, median {np.median(kinds):,g}",
             f"label skew: {self.heterogeneity:.3f} (mean total variation distance; 0 is i.i.d., "
             f"{1 - 1 / total:.3f} is one class each)",

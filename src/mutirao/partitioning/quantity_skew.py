@@ -50,6 +50,7 @@ def draw_sizes(samples: int, clients: int, beta: float, least: int, rng: np.rand
     while left:
         rows = min(left, max(1, AT_ONCE // clients))
         shares = rng.dirichlet(np.full(clients, beta), size=rows)
+        # 1e-9: rounding may leave a sum that is a whole number just below it, and `floor` would lose a sample.
         cuts = np.floor(np.cumsum(shares, axis=1) * samples + 1e-9).astype(np.int64)
         cuts[:, -1] = samples
         sizes = np.diff(np.minimum(cuts, samples), axis=1, prepend=0)

@@ -38,6 +38,8 @@ class AlternatingTrainer(KeptLayersTrainer):
 
     def train(self, work: Work, requests: Requests, sites: Sites) -> Outcomes:
         """Train both phases; metrics are those of the second, except for metrics of the received model."""
+        # Collins et al.: first the personal layers with the shared ones frozen at w, then the shared ones with the new
+        # personal layers. Metrics of the received model are measured in the first phase, before anything has moved.
         over = {c: self.with_own_layers(r, sites[c]) for c, r in requests.items()}
         first = {
             c: replace(r, config=select_extras(without_common(r.config), r.config, ON_RECEIVED), extras={})
@@ -108,7 +110,7 @@ class ReconstructingTrainer(AlternatingTrainer):
 
 
 def split_support(data: Any, share: float, request: Request, client: str) -> tuple[Any, Any]:
-    """A client's support and query, drawn for the round; both are all data for a share of 1 or one sample."""
+    """A client's support and query, sampled for the round; both are all data for a share of 1 or one sample."""
     samples = Samples.of(data)
     count = len(samples)
     if share >= 1 or count < 2:
@@ -138,4 +140,7 @@ def select_extras(
 ) -> dict[str, Scalar]:
     """A configuration that requests those extras of `said` that are in `names`, or with `instead` all others."""
     wanted = [name for name in str(said.get("extras", "")).split(",") if name and (name.strip() in names) != instead]
-    return {k: v for k, v in config.items() if k != "extras"} | ({"extras": ",".join(wanted)} if wanted else {})
+    selected = {k: v for k, v in config.items() if k != "extras"}
+    if wanted:
+        selected["extras"] = ",".join(wanted)
+    return selected

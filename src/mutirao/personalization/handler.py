@@ -189,6 +189,7 @@ class PersonalTrainer:
     def fit(self, work: Work, requests: Requests, sites: Sites) -> tuple[Models, Outcomes]:
         """Models fitted to the clients' own data, which are not kept; and the failures."""
         asked = {c: replace(r, do="train", config=without_common(r.config), extras={}) for c, r in requests.items()}
+        # Sites without their state: to fit a model for an evaluation must leave no trace at the client.
         done = work(self.fitter, self.starting_requests(asked), {c: Site(c, sites[c].data) for c in asked})
         return {c: r.arrays for c, r in done.items() if isinstance(r, Reply)}, only_failures(done)
 
@@ -206,7 +207,7 @@ class KeptLayersTrainer(PersonalTrainer):
 
     @classmethod
     def of(cls, trainer: PlainTrainer, kind: Settings) -> Self:
-        """Wrap a trainer whose model has personal and shared arrays."""
+        """Wrap a trainer; its model needs personal and shared arrays."""
         names = tuple(personal_names(trainer, kind))
         return cls(trainer, kind, restricted_trainer(trainer, personal_trainer(trainer, kind), names), names)
 
@@ -233,8 +234,9 @@ class KeptLayersTrainer(PersonalTrainer):
     def with_own_layers(self, request: Request, site: Site) -> Request:
         """The request with this client's complete model: its own, or at first the common one."""
         found = self.own_model(request, site)
-        arrays = self.complete_model(request.arrays, int(request.config["seed"])) if found is None else found
-        return replace(request, arrays=arrays)
+        if found is None:
+            found = self.complete_model(request.arrays, int(request.config["seed"]))
+        return replace(request, arrays=found)
 
     def own_model(self, request: Request, site: Site) -> Arrays | None:
         """The received arrays with those that the site keeps."""
@@ -279,8 +281,10 @@ class SecondModelTrainer(PersonalTrainer):
         starts = {c: replace(r, arrays=self.own_model(r, sites[c]) or r.arrays) for c, r in asked.items()}
         fitted = work(self.fitter, self.pulled(starts, sound), {c: Site(c, sites[c].data) for c in starts})
         for c, reply in fitted.items():
-            failed = reply if isinstance(reply, Failure) else save_personal(sites[c], reply.arrays)
-            done[c] = failed or done[c]
+            if isinstance(reply, Failure):
+                done[c] = reply
+            elif (failed := save_personal(sites[c], reply.arrays)) is not None:
+                done[c] = failed
         return done
 
     def starting_requests(self, requests: Requests) -> Requests:
@@ -289,6 +293,7 @@ class SecondModelTrainer(PersonalTrainer):
 
     def pulled(self, requests: Requests, common: Requests) -> Requests:
         """The requests with Ditto's pull towards the models of `common`."""
+        # Ditto's lam (v - w) is the trainer's proximal term mu (v - a), with mu = lam and the received w as anchor a.
         kind = self.kind
         mu = kind.lam if isinstance(kind, Ditto) else 0.0
         out: dict[ClientId, Request] = {}
@@ -308,7 +313,9 @@ class SecondModelTrainer(PersonalTrainer):
 
 def personal_trainer(trainer: PlainTrainer, kind: Settings) -> PlainTrainer:
     """A trainer of the personal part, for the epochs of the method, without state and without a proximal term."""
-    changes: dict[str, Any] = {"epochs": kind.epochs, "steps": 0} if kind.epochs else {}
+    changes: dict[str, Any] = {}
+    if kind.epochs:
+        changes = {"epochs": kind.epochs, "steps": 0}
     if isinstance(kind, FedRecon) and kind.lr:
         changes["lr"] = kind.lr
     return replace(trainer, mu=0.0, keep_optimizer=False, **changes)
@@ -329,8 +336,10 @@ def personal_names(trainer: PlainTrainer, kind: Settings) -> list[str]:
         found = batch_norms(module, travels)
         if not found:
             raise ConfigError("personal=fedbn: the model has no trainable batch normalisation; use fedper")
+    elif named:
+        found = matching_names(travels, named)
     else:
-        found = matching_names(travels, named) if named else last_layer_names(module, travels)
+        found = last_layer_names(module, travels)
     trained = {name for name, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
     if trained.isdisjoint(found):
         raise ConfigError(f"personal={kind.name}: none of {', '.join(found[:3])} is trained")

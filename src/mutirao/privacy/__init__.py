@@ -1,12 +1,12 @@
 """Differential privacy by name: `none`, `central`, `local`, `dpsgd`. Updates are clipped, Gaussian noise is added.
 
-The methods differ in who adds the noise, and thus in whom clients must trust: the server (central), or nobody but the
+The methods differ in who adds the noise, and thus in which party clients must trust: the server (central), or only the
 client itself (local, dpsgd). The privacy spent is kept as a table of releases (see `accounting`): in the run's memory
 for central, otherwise in the site's own state, so that a resumed run continues its account. `docs/privacy.md` states
 the guarantees.
 
-The noise comes from the operating system's randomness, not from the run's seed: anyone who knows the seed could remove
-it. `repeatable=true` draws it from the seed all the same, for experiments on data that are not private.
+The noise comes from the operating system's randomness, not from the run's seed: every client has the seed, and could
+remove it. `repeatable=true` draws it from the seed all the same, for experiments on data that are not private.
 
 The noise can be set, or derived: `epsilon=3` finds the noise that the planned rounds need.
 """
@@ -110,7 +110,10 @@ class Central(Settings):
     def sample(self, select: AnySelector, clients: int) -> tuple[AnySelector, float, float]:
         """The selector, the probability of each client, and the expected number of clients a round."""
         if isinstance(select, Uniform):
-            expected = select.count * clients if isinstance(select.count, float) else min(select.count, clients)
+            expected: float = min(select.count, clients)
+            if isinstance(select.count, float):
+                # Not rounded: the expected number of a Poisson sample need not be whole.
+                expected = select.count * clients
             rate = min(1.0, expected / clients)
             return Poisson(rate, self.repeatable), rate, max(1.0, expected)
         if isinstance(select, RoundRobin) or select is everyone:
@@ -142,7 +145,10 @@ class Central(Settings):
     def figures(self, run: Run) -> dict[str, float]:
         """The privacy spent and, if it is adaptive, the clip; with groups, the largest."""
         clips = [float(v[0]) for key, v in run.memory.items() if key == CLIP or key.endswith("/" + CLIP)]
-        return super().figures(run) | ({"clip": max(clips)} if clips else {})
+        figures = super().figures(run)
+        if clips:
+            figures["clip"] = max(clips)
+        return figures
 
     def spent(self, run: Run) -> float | None:
         """The epsilon of the released models; with groups, that of the group that spent most."""
@@ -225,7 +231,7 @@ class Local(AtClient):
     """Each client clips its update to `clip` and adds noise of deviation `noise` x `clip` before anything leaves.
 
     Any two data sets of a client are indistinguishable, so the sensitivity is 2 `clip`; nothing is gained by
-    sampling, since the server knows who took part. Metrics, extras and the number of samples do not leave.
+    sampling, since the server sees who took part. Metrics, extras and the number of samples do not leave.
 
     >>> Local(noise=4.0, clip=0.5).deviation  # times the clip; an account enters half of it
     4.0
@@ -257,7 +263,7 @@ class DPSGD(AtClient):
 
     The unit that is protected is a sample of a client. The number of samples leaves as it is, metrics and extras do
     not. With `epsilon`, each client finds its own noise, as few samples need more of it than many. Abadi, Chu,
-    Goodfellow, McMahan, Mironov, Talwar and Zhang, 2016; by Opacus. The server knows `batch_size` and `epochs` from
+    Goodfellow, McMahan, Mironov, Talwar and Zhang, 2016; by Opacus. The server takes `batch_size` and `epochs` from
     the configuration.
 
     A client with 1,000 samples in batches of 100 makes ten releases an epoch, each of a tenth of its samples:
@@ -325,11 +331,13 @@ class LocalPrivacyHandler:
                 tables[client] = self._charge(request, sites[client])
             except Refused as error:
                 outcomes[client] = failure_of(error)
-        replies = many({c: requests[c] for c in tables}, {c: sites[c] for c in tables}) if tables else {}
-        return outcomes | {
-            c: self._cover(r, requests[c], sites[c], tables[c]) if isinstance(r, Reply) else r
-            for c, r in replies.items()
-        }
+        if not tables:
+            return outcomes
+        for client, reply in many({c: requests[c] for c in tables}, {c: sites[c] for c in tables}).items():
+            outcomes[client] = reply
+            if isinstance(reply, Reply):
+                outcomes[client] = self._cover(reply, requests[client], sites[client], tables[client])
+        return outcomes
 
     def _charge(self, request: Request, site: Site) -> Releases:
         if request.do != "train":
@@ -344,6 +352,7 @@ class LocalPrivacyHandler:
         draw = self.privacy.draw(int(config.get("seed", 0)), int(config.get("round", 0)), site.id)
         moved = add_noise(request.arrays, update, draw, noise * clip)
         site.state[RELEASES] = table
+        # Any two updates of length C are up to 2 C apart: relative to that sensitivity the noise is half.
         return Reply(moved, metrics=self.privacy.spent_metrics(table, noise / 2, 1.0, 1), n=1)
 
 
@@ -401,7 +410,9 @@ def resolve_privacy(config: Any, clients: int) -> Part:
     privacy = build_privacy(config)
     found = privacy.found(config, clients)
     if "rounds" in found and "rounds" not in part.settings:
-        noise = f"noise {found['noise']:.4g}" if "noise" in found else "each client finds its own noise"
+        noise = "each client finds its own noise"
+        if "noise" in found:
+            noise = f"noise {found['noise']:.4g}"
         log.warning("privacy.epsilon=%g over %s rounds: %s", part.settings["epsilon"], found["rounds"], noise)
     if privacy.repeatable:
         log.warning("privacy.repeatable=true: noise and sampling follow from the seed, so that NO client is protected")
@@ -425,9 +436,10 @@ def privacy_summary(part: Part, run: Run) -> dict[str, Any] | None:
     spent = run.history[-1].get(privacy.column) if run.history else privacy.spent(run)
     if spent is None:
         return None
-    protects = "nobody: repeatable=true, so that noise and draws follow from the seed"
+    protected = privacy.protects
+    if privacy.repeatable:
+        protected = "nobody: repeatable=true, so that noise and draws follow from the seed"
     terms = {"target" if k == EPSILON else k: v for k, v in part.settings.items() if k != EPSILON or v}
-    protected = protects if privacy.repeatable else privacy.protects
     return {"kind": part.name, "protects": protected, privacy.column: spent, **terms, "budget": privacy.budget}
 
 

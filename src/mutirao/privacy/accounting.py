@@ -124,6 +124,7 @@ def find_noise(target: float, delta: float, accountant: Accountant, rate: float,
 
 def _rdp(table: Releases, delta: float) -> float:
     opacus_rdp = import_opacus("accountants.analysis.rdp")
+    # Rényi divergences of independent releases add up, order by order (Mironov, 2017).
     total = sum(times * _rdp_of_release(float(noise), float(rate)) for noise, rate, times in table)
     with warnings.catch_warnings():
         # At the first or last order the bound is loose, but valid.

@@ -3,7 +3,7 @@
 The server samples clients by secret Poisson sampling and aggregates a noised mean.
 
 The length of updates is not known beforehand. So the clip C moves towards the quantile g of their lengths:
-C' = C exp(-lr (b - g)), where b is the share of clients whose update was not longer than C, noised as well. Andrew,
+C' = C exp(-lr (b - g)), where b is the share of clients with an update not longer than C, noised as well. Andrew,
 Thakkar, McMahan and Ramaswamy, 2021: Differentially Private Learning with Adaptive Clipping.
 """
 
@@ -36,6 +36,7 @@ def clip_update(current: Arrays, model: Arrays, clip: float) -> tuple[Arrays, fl
     for name in (k for k, v in current.items() if v.dtype.kind == "f"):
         rows = model.get(name + ROWS)
         update[name] = model[name].astype(np.float64) - (current[name] if rows is None else current[name][rows])
+    # fsum rounds once, so that the clip does not depend on the order of the arrays.
     length = math.sqrt(math.fsum(float(np.vdot(u, u)) for u in update.values()))
     if not math.isfinite(length):
         # An update that cannot be bounded must not count.
@@ -145,15 +146,23 @@ class NoisyMean:
     def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply], memory: Arrays) -> Merged:
         """The next model; the release is added to the run's account."""
         table = add_releases(memory.get(RELEASES), self.noise, self.rate, 1)
-        clip = float(memory[CLIP][1]) if self.adaptive_clip and CLIP in memory else self.clip
+        clip = self.clip
+        if self.adaptive_clip and CLIP in memory:
+            clip = float(memory[CLIP][1])
+        longest = clip
+        if self.added:
+            # Clients clipped their updates before they added noise: to clip them again would cut the noise, too.
+            longest = math.inf
         sums: Arrays = {k: np.zeros(v.shape) for k, v in current.items() if v.dtype.kind == "f"}
         scales: dict[ClientId, dict[str, float]] = {}
         for client in sorted(replies):
             arrays = replies[client].arrays
-            update, scale = clip_update(current, arrays, math.inf if self.added else clip)  # clipped before the noise
+            update, scale = clip_update(current, arrays, longest)
             for name, value in update.items():
-                sums[name][arrays.get(name + ROWS, ...)] += value  # no row is sent twice
+                # NumPy adds a repeated row only once here; the checks of replies have refused repeated rows.
+                sums[name][arrays.get(name + ROWS, ...)] += value
             scales[client] = {"clip_scale": scale}
+        # A generator for each release, so that with `repeatable` no two rounds have the same noise.
         draw = self.draw(int(table[:, 2].sum()))
         noise = self.noise
         if self.adaptive_clip:

@@ -113,8 +113,12 @@ class Settings(Privacy):
 
     def written(self, noise: float | None) -> dict[str, Scalar]:
         """The derived noise as settings; if `epsilon` determined it, with its number of rounds."""
-        said: dict[str, Scalar] = {} if noise is None else {"noise": noise}
-        return said | ({"rounds": self.rounds} if self.epsilon and self.rounds else {})
+        written: dict[str, Scalar] = {}
+        if noise is not None:
+            written["noise"] = noise
+        if self.epsilon and self.rounds:
+            written["rounds"] = self.rounds
+        return written
 
     def inherit(self, before: Sequence[Arrays], noise: float) -> Arrays:
         """The memory of a new group: the most expensive account of the earlier groups, and a noised signature."""

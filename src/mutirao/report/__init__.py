@@ -32,8 +32,10 @@ def execute(
     >>> summary["rounds"], summary["final"]["accuracy"] > 0.2
     (2, True)
     """
-    draw, report = (draw_run, write_report) if pictures else (None, None)
-    return make_run(recipe, config, out, fleet=fleet, resume=resume, watch=watch, draw=draw, report=report)
+    results: dict[str, Any] = {}
+    if pictures:
+        results = {"draw": draw_run, "report": write_report}
+    return make_run(recipe, config, out, fleet=fleet, resume=resume, watch=watch, **results)
 
 
 def write_report(folder: Path) -> Path:

@@ -20,7 +20,7 @@ from mutirao.runs.reader import Columns, Counts, Floats, Record, clean, json_of
 
 Spec = dict[str, Any]
 MOST_COLUMNS = 200  # of rounds: more are counted together
-MOST_DOTS = 4000  # of a scatter; more would overlap and make the page heavy
+MOST_DOTS = 4000  # of a scatter
 ROUND = {"label": "round", "whole": True}
 AT_CLIENTS = " at the clients"
 BAND = " The band holds the middle 80% of clients."
@@ -41,7 +41,8 @@ def line(name: str, x: Floats, y: Floats, **rest: Any) -> dict[str, Any]:
 def family(metric: str) -> str:
     """Curves of one family share a chart: `loss` and `train_loss`, `ndcg@1` and `ndcg@5`."""
     name = next((metric.removeprefix(start) for start in STARTS if metric.startswith(start)), metric).partition("@")[0]
-    name = "accuracy" if name == "acc" else name
+    if name == "acc":
+        name = "accuracy"
     stem, _, last = name.removesuffix("_decile").rpartition("_")
     at_clients = stem and last in ("worst", "p10", "p50", "p90", "mean", "own")
     if at_clients:
@@ -90,14 +91,17 @@ def chart_curves(record: Record) -> list[Spec]:
             if np.isnan(values).all():
                 continue
             label = label_of(name)
-            trains = name.startswith("train_")
-            band = band_of(record, name.removeprefix("train_"), rounds) if trains else {}
-            series.append(line(label, rounds, values, tint=i, dash="6 3" if trains else "", **band))
+            look: dict[str, Any] = {"tint": i, "dash": ""}
+            if name.startswith("train_"):
+                look |= {"dash": "6 3", **band_of(record, name.removeprefix("train_"), rounds)}
+            series.append(line(label, rounds, values, **look))
             said.append(trend(label, series[-1]["y"], record.direction(name)))
-        once = title.endswith(AT_CLIENTS) and all(len(curve["x"]) == 1 for curve in series)  # the table has that
+        # Clients are usually evaluated only at the end: the table has these values, and one point is no curve.
+        once = title.endswith(AT_CLIENTS) and all(len(curve["x"]) == 1 for curve in series)
         if series and not once:
-            banded = any("lo" in s and len(s["x"]) > 1 for s in series)
-            about = f"{'; '.join(said[:3])}.{BAND if banded else ''}"
+            about = "; ".join(said[:3]) + "."
+            if any("lo" in s and len(s["x"]) > 1 for s in series):
+                about += BAND
             made.append(spec("lines", label_of(title), about, x=ROUND, y={"label": ""}, series=series))
     return made
 
@@ -119,8 +123,11 @@ def trend(name: str, values: Sequence[float], way: Direction | None) -> str:
         return f"{name} {figure(values[0])}"
     if min(values) == max(values):
         return f"{name} stays at {figure(values[0])}"
-    best = f", best {figure((min if way == 'lower' else max)(values))}" if way else ""
-    return f"{name} from {figure(values[0])} to {figure(values[-1])}{best}"
+    text = f"{name} from {figure(values[0])} to {figure(values[-1])}"
+    if not way:
+        return text
+    best = min(values) if way == "lower" else max(values)
+    return f"{text}, best {figure(best)}"
 
 
 def chart_weights(record: Record) -> Iterator[Spec]:
@@ -132,6 +139,7 @@ def chart_weights(record: Record) -> Iterator[Spec]:
     if used.any() and "risk" in table:
         risk = table.numbers("risk")
         rows = np.flatnonzero(~np.isnan(risk) & ~np.isnan(weight))
+        # More dots would overlap and make the page heavy.
         rows = rows[:: max(1, -(-len(rows) // MOST_DOTS))]
         if len(rows):
             most = float(max(1e-9, np.abs(risk[rows]).max()))
@@ -160,12 +168,16 @@ def chart_spread(name: str, rounds: Floats, values: Floats, title: str) -> Spec:
     about = trend(f"The median client's {name}", middle.tolist(), None) + "."
     if (low < high).any():
         flat = len({*low.tolist()}) == len({*high.tolist()}) == 1
-        about += f" Eight in ten clients are between {figure(low[0])} and {figure(high[0])}." if flat else BAND
+        if flat:
+            about += f" Eight in ten clients are between {figure(low[0])} and {figure(high[0])}."
+        else:
+            about += BAND
     return spec("lines", title, about, x=ROUND, y={"label": name}, series=[line(name, at, middle, lo=low, hi=high)])
 
 
 def spread_of(rounds: Floats, values: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     """The rounds there are, and in each the first tenth, the median and the last tenth of the values."""
+    # Sorted by round, then by value: the quantiles of all rounds are read off without a loop over rounds.
     order = np.lexsort((values, rounds))
     at, starts, counts = np.unique(rounds[order], return_index=True, return_counts=True)
     low, middle, high = (quantile(values[order], starts, counts, q) for q in (0.1, 0.5, 0.9))
@@ -197,11 +209,13 @@ def chart_groups(record: Record) -> Iterator[Spec]:
             rows = [i for i, c in enumerate(names) if of.get(c, "none") == group]
             labels = [names[i] for i in rows]
             series.append({"name": group, "x": clean(x[rows]), "y": clean(y[rows]), "labels": labels})
-            series[-1] |= {"tint": tints[group]} if group in tints else {}
+            if group in tints:
+                series[-1]["tint"] = tints[group]
         about = f"{len(names)} clients by what they sent, in {len(found)} groups; near points are similar clients."
         axes = {"x": {"label": "first direction"}, "y": {"label": "second direction"}, "big": True}
         yield spec("scatter", "Clients in the plane", about, series=series, **axes)
-    if len({len(v) for v in found.values()}) > 1:  # if they are equal, the table says it
+    # Groups of equal size need no chart, as the table lists the sizes.
+    if len({len(v) for v in found.values()}) > 1:
         sizes = [{"name": "clients", "values": [len(v) for v in found.values()]}]
         axes = {"x": {"label": "group"}, "y": {"label": "clients", "whole": True}}
         about = "; ".join(f"{g} has {len(v)}" for g, v in list(found.items())[:12]) + "."
@@ -218,9 +232,11 @@ def tints_of(groups: Iterable[str]) -> dict[str, int]:
 def chart_scores(record: Record, tints: dict[str, int]) -> Iterator[Spec]:
     """The primary metric of each group's model by round."""
     scores = json_of(record.path / "groups.json").get("scores")
+    if not isinstance(scores, dict):
+        return
     metric = record.monitor or "accuracy"
     series = []
-    for group, rows in scores.items() if isinstance(scores, dict) else ():
+    for group, rows in scores.items():
         known = [r for r in rows if isinstance(r, dict) and isinstance(r.get(metric), int | float)]
         rounds, values = (np.array([float(r.get(k, 0)) for r in known]) for k in ("round", metric))
         if known:
@@ -355,23 +371,33 @@ def chart_partition(record: Record) -> list[Spec]:
     classed = classes != [SAMPLES]
     total = counts.sum(0)
     kinds = (counts > 0).sum(0)
-    held = f"{between(total)} samples" + (f" of {between(kinds)} of {len(classes)} classes" if classed else "")
-    shown = f"; {len(rows)} of {len(names):,} clients are shown" if step > 1 else ""
-    every = record.population <= len(names)
-    each = "Each client holds" if every else f"Each of the {len(names):,} clients that took part holds"
-    about = f"{each if len(names) > 1 else 'The one client holds'} {held}{shown}."
-    series = [{"name": f"class {c}" if classed else c, "values": clean(counts[i, rows])} for i, c in enumerate(classes)]
+    held = f"{between(total)} samples"
+    title = "Samples of each client"
+    labels = classes
+    if classed:
+        held += f" of {between(kinds)} of {len(classes)} classes"
+        title = "Who has what"
+        labels = [f"class {c}" for c in classes]
+    if step > 1:
+        held += f"; {len(rows)} of {len(names):,} clients are shown"
+    # Without a partition.csv only clients that replied are known, which may not be all.
+    who = f"Each of the {len(names):,} clients that took part"
+    if len(names) == 1:
+        who = "The one client"
+    elif record.population <= len(names):
+        who = "Each client"
+    about = f"{who} holds {held}."
+    series = [{"name": label, "values": clean(counts[i, rows])} for i, label in enumerate(labels)]
     bars = {"x": {"label": "client"}, "y": {"label": "samples", "whole": True}, "lying": True, "series": series}
-    title = "Who has what" if classed else "Samples of each client"
     return [spec("bars", title, about, categories=[names[r] for r in rows], **bars)]
 
 
 def sizes_differ(record: Record) -> tuple[list[str], Floats]:
     """How many samples clients said they trained on, of those that replied; a row, as of one class."""
     names, codes = record.clients.codes("client")
-    told = np.nan_to_num(record.clients.numbers("n"))
+    declared = np.nan_to_num(record.clients.numbers("n"))
     most = np.zeros(len(names))
-    np.maximum.at(most, codes, told)
+    np.maximum.at(most, codes, declared)
     if most.any():
         return (names, most[None])
     return ([], most[None])
@@ -393,6 +419,7 @@ def chart_participation(record: Record) -> Iterator[Spec]:
         values = np.sort(np.concatenate([counts, np.zeros(record.population - len(counts), counts.dtype)]))
         heat = chart_heat(record, names, counts)
         yield heat
+        # If all were selected equally often, the Lorenz curve is the diagonal.
         if values[0] < values[-1]:
             yield from (chart_times(values), chart_lorenz(values))
         elif not is_steady(heat):
@@ -415,12 +442,19 @@ def chart_heat(record: Record, found: Sequence[str], counts: Counts) -> Spec:
     ends = [(i * tall + 1, min(len(order), (i + 1) * tall)) for i in range(len(values))]
     rows = [f"{found[order[a - 1]]} – {found[order[b - 1]]}" if tall > 1 else found[order[a - 1]] for a, b in ends]
     cols = [i * wide + 1 for i in range(values.shape[1])]
-    grouped = f" A row stands for {tall:,} clients." if tall > 1 else ""
-    grouped += f" A column stands for {wide} rounds." if wide > 1 else ""
-    every = "each in every round" if len(counts) and counts.min() == last else f"each in {between(counts)} rounds"
+    grouped = ""
+    down = "client"
+    if tall > 1:
+        grouped += f" A row stands for {tall:,} clients."
+        down = "clients"
+    if wide > 1:
+        grouped += f" A column stands for {wide} rounds."
+    every = f"each in {between(counts)} rounds"
+    if counts.min() == last:
+        every = "each in every round"
     about = f"{count(len(order), 'client')} over {count(last, 'round')}, {every}.{grouped}"
     cells = {"rows": rows, "cols": cols, "values": values.tolist(), "most": int(max(1, values.max())), "unit": "times"}
-    axes = {"x": {"label": "round"}, "y": {"label": "client" if tall == 1 else "clients"}}
+    axes = {"x": {"label": "round"}, "y": {"label": down}}
     return spec("heat", "Selected when", about, wide=True, **cells, **axes)
 
 
@@ -443,7 +477,7 @@ def chart_lorenz(values: Any) -> Spec:
     people, share = lorenz_of(values)
     keep = np.unique(np.linspace(0, len(share) - 1, min(len(share), 200)).astype(int))
     half = float(np.interp(0.5, people, share))
-    even = {"name": "if all were selected alike", "x": [0, 1], "y": [0, 1], "tint": 6, "dash": "2 3", "plain": True}
+    even = {"name": "if all were selected equally", "x": [0, 1], "y": [0, 1], "tint": 6, "dash": "2 3", "plain": True}
     series = [line("selections", people[keep], share[keep], plain=True), even]
     about = f"The half of the clients selected least has {half:.0%} of the selections; Gini index {gini(values):.3f}."
     axes = {"x": {"label": "share of clients"}, "y": {"label": "share of selections", "zero": True}}

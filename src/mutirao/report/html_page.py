@@ -13,7 +13,8 @@ from mutirao.templates import data_uri, macros, render
 
 ASSETS = Path(__file__).parent / "assets"
 Spec = dict[str, Any]
-MOST_FIGURES = 7  # in a row; more are dealt to rows that are equally full
+# More figures than this go into several rows, which are filled equally.
+MOST_FIGURES = 7
 
 
 @cache
@@ -60,7 +61,7 @@ def fill_rows(wide: Sequence[bool]) -> list[bool]:
 
 
 class Page:
-    """A page that grows section by section; everything told to it as text is escaped."""
+    """A page that grows section by section; all text that it is given is escaped."""
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -130,6 +131,7 @@ class Page:
     def html(self) -> str:
         """The whole page."""
         script = asset("charts.js") + asset("report.js")
+        # The page's policy allows this one script by its hash, so a script smuggled into a name never runs.
         allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         return render(
             "report/assets/page.html",

@@ -69,6 +69,7 @@ def box(name: str, points: list[tuple[float, float]], way: Direction | None) -> 
     across = (WIDE - 8) / ((last - first) or 1)
     up = (TALL - 8) / ((high - low) or 1)
     path = " ".join(f"{4 + (x - first) * across:.1f},{TALL - 4 - (y - low) * up:.1f}" for x, y in points)
-    best = f", best {low if way == 'lower' else high:.4g}" if way else ""
-    said = f"{name}: last {ys[-1]:.4g}{best}"
+    said = f"{name}: last {ys[-1]:.4g}"
+    if way:
+        said += f", best {low if way == 'lower' else high:.4g}"
     return {"said": said, "points": path, "width": WIDE, "height": TALL}

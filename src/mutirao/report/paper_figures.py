@@ -54,7 +54,7 @@ def look_of(i: int) -> dict[str, Any]:
 
 
 def finish(figure: "Figure", axes: "Axes", out: Path, name: str, grid: str = "both", legend: bool = True) -> list[Path]:
-    """Small type, a light grid, a legend if there is anything to tell apart, and text that stays text."""
+    """Small type, a light grid, a legend of several curves, and text that stays text."""
     from matplotlib import rc_context
 
     tidy(axes, grid=grid)
@@ -64,13 +64,14 @@ def finish(figure: "Figure", axes: "Axes", out: Path, name: str, grid: str = "bo
     if legend and len(axes.get_legend_handles_labels()[1]) > 1:
         add_legend(axes, 6.5, handlelength=2.2)
     path = file_in(out, f"{name}.pdf")
+    # TrueType (42) in PDF and real text in SVG: text can be edited and searched, unlike outlines or Type 3 fonts.
     with rc_context({"pdf.fonttype": 42, "svg.fonttype": "none"}):
         save(figure, path)
     return [path]
 
 
 def read_methods(folder: Path, metric: str) -> tuple[Methods, str]:
-    """The runs of each method, and the metric asked for or else the one they are judged by."""
+    """The runs of each method, and the requested metric or else the monitored one."""
     methods = runs_by_method(folder)
     first = next(iter(methods.values()))[0]
     if metric and metric not in first.metrics:
@@ -170,7 +171,7 @@ def plot_labels(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
     """Who has how much of what: one bar a client, stacked by class."""
     table = Columns(folder / "partition.csv")
     if not len(table):
-        raise ConfigError(f"{folder} holds no partition.csv; runs of recipes that deal out labelled data do")
+        raise ConfigError(f"{folder} holds no partition.csv; runs of recipes that partition labelled data do")
     classes = table.names[1:]
     counts = np.nan_to_num(np.array([table.numbers(c) for c in classes]))
     figure, axes = canvas(width, 0.75)
@@ -195,8 +196,10 @@ def plot_eps(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
     if not len(table) or "from" not in table:
         raise ConfigError(f"{folder} holds no eps_scan.csv; runs of the groups recipe write it")
     spaces = table.texts("space")
-    rows = np.array([space == spaces[-1] for space in spaces])  # the last is the one in which groups were chosen
+    # The last space is the one in which the groups were chosen.
+    rows = np.array([space == spaces[-1] for space in spaces])
     low, found, alone = (table.numbers(name)[rows] for name in ("from", "groups", "noise"))
+    # Of equal signatures a range begins at eps = 0, which a logarithmic axis cannot show.
     edges = [*np.maximum(low, low.max() * 1e-3), low.max() * 1.6]
     figure, axes = canvas(width)
     axes.stairs(found, edges, baseline=None, color=BRIGHT[0], linewidth=1.2)
@@ -215,8 +218,12 @@ def plot_eps(folder: Path, out: Path, width: float = 0.0) -> list[Path]:
 def plot_users(folder: Path, out: Path, metric: str = "", width: float = 0.0, targets: Targets = ()) -> list[Path]:
     """Rounds to a target by the number of clients a round, one bar a method; what never got there is hatched."""
     methods, metric = read_methods(folder, metric)
-    told = json_of(folder / "study.json").get("threshold")
-    goal = targets[0] if targets else told.get(metric) if isinstance(told, Mapping) else None
+    thresholds = json_of(folder / "study.json").get("threshold")
+    goal: Any = None
+    if targets:
+        goal = targets[0]
+    elif isinstance(thresholds, Mapping):
+        goal = thresholds.get(metric)
     if not isinstance(goal, int | float):
         raise ConfigError(f"say which {metric} is to be reached, such as --target 0.9")
     rounds: dict[str, dict[float, list[float]]] = {}
@@ -234,9 +241,12 @@ def plot_users(folder: Path, out: Path, metric: str = "", width: float = 0.0, ta
         heights = [longest if m == math.inf else m for m in middle]
         bars = axes.bar(x, heights, wide * 0.92, color=BRIGHT[i % len(BRIGHT)], label=method)
         for bar, m, at in zip(bars, middle, x, strict=True):
+            text = f"{m:g}"
             if m == math.inf:
                 bar.set(hatch="////", alpha=0.45)
-            text = f">{longest}" if m == math.inf else "" if math.isnan(m) else f"{m:g}"
+                text = f">{longest}"
+            elif math.isnan(m):
+                text = ""
             axes.annotate(text, (at, bar.get_height()), ha="center", va="bottom", fontsize=5.5, color=INK)
     axes.set_xticks(np.arange(len(sizes)), [f"{s:g}" for s in sizes])
     axes.set(xlabel="clients a round", ylabel=f"rounds to {metric} {goal:g}")

@@ -77,7 +77,7 @@ def plot_participation(folder: Path, out: Path) -> list[Path]:
 
 
 def plot_selection(folder: Path, out: Path, metric: str = "", targets: Sequence[float] = ()) -> list[Path]:
-    """The policies of a study side by side: `selection.md`, `selection.json` and two pictures; by what judges them."""
+    """The policies of a study side by side: `selection.md`, `selection.json` and two pictures, by one metric."""
     methods = runs_by_method(folder)
     metric = metric or next((run.monitor for runs in methods.values() for run in runs), "accuracy")
     require_metric(methods, metric, folder)
@@ -97,7 +97,7 @@ def file_in(out: Path, name: str) -> Path:
 
 
 def draw_study(study: Study, out: Path) -> list[Path]:
-    """One picture a metric, the mean curve of each method with its 95% interval; and one of queries, if runs tell."""
+    """One picture a metric, the mean curve of each method with its 95% interval; and one of queries for ranking."""
     curves: dict[str, dict[str, list[list[tuple[int, float]]]]] = {}
     for cell, record in results(study, out):
         for metric in study.metrics or tuple(k for k in record.rows[-1] if k in USUAL):

@@ -104,14 +104,18 @@ def save(figure: "Figure", path: Path | str) -> None:
     if kind not in FORMATS:
         raise ConfigError(f"cannot draw to {path}: right would be a name that ends in .{', .'.join(FORMATS)}")
     content = BytesIO()
-    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # when it was drawn is nobody's business
+    # The file does not say when it was made.
+    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     figure.savefig(content, format=kind, dpi=150, metadata=dates.get(kind))
     write_whole(path, content.getvalue(), durable=False)
 
 
-MOST_BARS = 120  # more clients than this are shown by a sample: thinner bars could not be told apart
-MOST_BANDS = 6  # of more methods than this the bands would cover each other: they get panels of their own
-STYLES = ("solid", (0, (5, 2)), (0, (1, 1.5)))  # with more curves than colours the style tells them apart
+# More clients than this are shown by a sample: thinner bars could not be distinguished.
+MOST_BARS = 120
+# The bands of more methods than this would cover each other, so they get panels of their own.
+MOST_BANDS = 6
+# With more curves than colours, the line style distinguishes them.
+STYLES = ("solid", (0, (5, 2)), (0, (1, 1.5)))
 MOST_NAMED = 24  # more classes than this get a scale of colours instead of a name each
 
 
@@ -133,7 +137,8 @@ def draw_partition(summary: PartitionSummary, path: Path | str) -> None:
     colours = palette(classes)
     each = float(np.clip(8.0 / len(shown), 0.06, 0.34))  # inches a bar
     figure, axes = blank(8.2, 1.5 + max(0.8, each * len(shown)))
-    gap = 0.2 if len(shown) <= 40 else 0.0  # thin bars with gaps would flicker
+    # Thin bars with gaps would flicker.
+    gap = 0.2 if len(shown) <= 40 else 0.0
     for place, row in enumerate(counts):
         has = np.flatnonzero(row)
         bars = list(zip((np.cumsum(row) - row)[has], row[has], strict=True))
@@ -143,15 +148,16 @@ def draw_partition(summary: PartitionSummary, path: Path | str) -> None:
     step = every(len(shown), most=25 if each > 0.2 else 16)
     names = summary.clients or [str(k) for k in range(total)]
     axes.set_yticks(np.arange(len(shown))[::step], [names[k][:18] for k in shown[::step]])
-    few = "" if len(shown) == total else f" ({len(shown)} of {total:,} shown)"
-    clients = f"{total:,} client{'s' * (total != 1)}"
-    axes.set(xlabel="samples", ylabel="client" + few)
-    skew = f", label skew {summary.heterogeneity:.2f}" if summary.classes != (SAMPLES,) else ""
-    axes.set_title(f"{clients}, {summary.sizes.sum():,} samples{skew}")
+    axes.set(xlabel="samples", ylabel="client" + sample_note(len(shown), total))
+    title = f"{total:,} client{'s' * (total != 1)}, {summary.sizes.sum():,} samples"
+    if summary.classes != (SAMPLES,):
+        title += f", label skew {summary.heterogeneity:.2f}"
+    axes.set_title(title)
     tidy(axes, grid="x")
     axes.tick_params(axis="y", length=0)
     if summary.classes == (SAMPLES,):
-        pass  # one colour needs no key
+        # One colour needs no legend.
+        pass
     elif classes <= MOST_NAMED:
         marks = [Patch(color=colours[c], label=str(summary.classes[c])) for c in range(classes)]
         square = {"handlelength": 1.0, "handleheight": 1.0}
@@ -161,6 +167,13 @@ def draw_partition(summary: PartitionSummary, path: Path | str) -> None:
         _scale(figure, axes, summary.classes)
     save(figure, path)
     write_counts(summary, path)
+
+
+def sample_note(shown: int, total: int) -> str:
+    """How many of all clients are shown, for the label of an axis; empty if all are."""
+    if shown == total:
+        return ""
+    return f" ({shown} of {total:,} shown)"
 
 
 def write_counts(summary: PartitionSummary, path: Path | str) -> None:
@@ -194,19 +207,21 @@ def make_curves(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str], title
             raise ConfigError(f"no round has a metric {name!r}{nearest(name, known)}")
     if not curves:
         raise ConfigError("no metrics are named, so there is no curve to draw")
+    # Three panels in a row, but four stand two by two instead of three and one.
     across = 2 if len(families) == 4 else min(len(families), 3)
     down = math.ceil(len(families) / across)
     wide = max(5.2, 4.2 * across)
     tall = 3.1 * down + (0.4 if title else 0)
     figure, panels = blank(wide, tall, down, across, squeeze=False)
     for axes, (family, names) in zip(panels.flat, families.items(), strict=False):
-        for name in sorted(names):  # evaluation before training, with the stronger colour
-            trained = name.startswith("train_")
+        # Sorted, so that evaluation usually comes before `train_` in the legend.
+        for name in sorted(names):
             rounds, values = curves[name]
-            style = {"color": BRIGHT[1], "linestyle": (0, (4, 2))} if trained else {"color": BRIGHT[0]}
-            label = "training, on the clients" if trained else "evaluation, global model"
+            look: dict[str, Any] = {"color": BRIGHT[0], "label": "evaluation, global model"}
+            if name.startswith("train_"):
+                look = {"color": BRIGHT[1], "linestyle": (0, (4, 2)), "label": "training, on the clients"}
             marker = "o" if len(rounds) <= 25 else None
-            axes.plot(rounds, values, linewidth=1.8, marker=marker, markersize=3.5, label=label, **style)
+            axes.plot(rounds, values, linewidth=1.8, marker=marker, markersize=3.5, **look)
         axes.set(title=family, xlabel="round")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.margins(x=0.02)
@@ -269,8 +284,8 @@ def average(runs: Iterable[Iterable[tuple[float, float]]]) -> tuple[Floats, Floa
 
 def draw_weights(rows: Iterable[Mapping[str, Any]], path: Path | str) -> None:
     """Draw the weight of every client in every round, coloured by its risk."""
-    told = ([float(r[k]) for k in ("round", "weight", "risk")] for r in rows if "risk" in r and "weight" in r)
-    known = np.fromiter(told, np.dtype((np.float64, 3)))
+    points = ([float(r[k]) for k in ("round", "weight", "risk")] for r in rows if "risk" in r and "weight" in r)
+    known = np.fromiter(points, np.dtype((np.float64, 3)))
     if not len(known):
         raise ConfigError("no client has a risk, so there are no weights to draw")
     figure, axes = blank(8.2, 3.6)
@@ -303,7 +318,8 @@ def _scale(figure: "Figure", axes: "Axes", classes: Sequence[Any]) -> None:
     bar.ax.tick_params(colors=INK, labelsize=9, length=0)
 
 
-MOST = 60  # more clients than this are shown by a sample: smaller bubbles could not be told apart
+# More clients than this are shown by a sample: smaller bubbles could not be distinguished.
+MOST = 60
 INCH = 0.3  # a client
 DOTS = 72.0  # points an inch, in which sizes of bubbles are given
 
@@ -318,15 +334,15 @@ def draw_bubbles(summary: PartitionSummary, path: Path | str) -> None:
     figure, axes = blank(max(4.5, 1.6 + INCH * len(shown)), 1.3 + max(1.2, tall))
     place, kind = np.nonzero(counts)
     many = counts[place, kind]
-    widest = (0.95 * DOTS * min(INCH, tall / classes)) ** 2  # the square on which the largest bubble stands
+    # matplotlib takes areas in square points: the largest bubble just fits into its cell.
+    widest = (0.95 * DOTS * min(INCH, tall / classes)) ** 2
     axes.scatter(place, kind, s=widest * many / max(1, counts.max()), color=BRIGHT[0], alpha=0.8, linewidths=0)
-    few = "" if len(shown) == total else f" ({len(shown)} of {total:,} shown)"
     axes.set_xlim(-0.6, len(shown) - 0.4)
     axes.set_ylim(classes - 0.4, -0.6)
     step = every(len(shown), 30)
     axes.set_xticks(np.arange(len(shown))[::step], [f"{k}" for k in shown[::step]])
     axes.set_yticks(np.arange(classes)[::step_down], [str(c) for c in summary.classes[::step_down]])
-    axes.set(xlabel="client" + few, ylabel="class")
+    axes.set(xlabel="client" + sample_note(len(shown), total), ylabel="class")
     figures = summary.figures()
     axes.set_title(f"largest bubble {int(counts.max()):,} samples, EMD {figures['emd']:.2f}", color=INK)
     tidy(axes, grid="both")

@@ -30,6 +30,7 @@ from mutirao.report.plots import (
     every,
     palette,
     panels_of,
+    sample_note,
     save,
     tidy,
 )
@@ -57,10 +58,9 @@ def draw_participation(found: Participation, path: Path | str) -> None:
     colours = ListedColormap([PALE, BRIGHT[0]])
     cells = found.among(shown)
     heat.imshow(cells, aspect="auto", interpolation="nearest", cmap=colours, extent=extent, vmin=0, vmax=1)
-    few = "" if len(shown) == clients else f" ({len(shown)} of {clients:,} shown)"
     step = every(len(shown), 12)
     heat.set_yticks(np.arange(len(shown))[::step], [str(shown[i]) for i in range(0, len(shown), step)])
-    heat.set(title="who was selected when", xlabel="round", ylabel="client" + few)
+    heat.set(title="who was selected when", xlabel="round", ylabel="client" + sample_note(len(shown), clients))
     values, counts = np.unique(found.times, return_counts=True)
     bars.bar(values, counts, width=0.9, color=BRIGHT[0])
     bars.set(title="how often", xlabel="times selected", ylabel="clients")
@@ -152,7 +152,8 @@ def draw_plane(found: Plane, path: Path) -> None:
     save(figure, path)
     places = zip(groups.clients, plane.tolist(), strict=False)
     rows = [["client", "x", "y"], *([client, *place] for client, place in places)]
-    write_whole(path.with_name("plane.csv"), write_rows(rows))  # the report draws it again
+    # The report makes a chart of this table, which replaces the picture there.
+    write_whole(path.with_name("plane.csv"), write_rows(rows))
 
 
 def draw_scan(scan: Scan, path: Path) -> None:
@@ -163,6 +164,7 @@ def draw_scan(scan: Scan, path: Path) -> None:
     for axes, (space, rows) in zip(panels[0], tables.items(), strict=True):
         found = [r.groups for r in rows]
         last = rows[-1].low
+        # Of equal signatures a range begins at eps = 0, which a logarithmic axis cannot show.
         ends = [*(max(r.low, last * 1e-3) for r in rows), last * 1.6]
         axes.stairs(found, ends, color=BRIGHT[0], linewidth=1.8, baseline=None, label="groups")
         axes.set(xscale="log", ylim=(0, max(found) + 0.6), xlabel="eps", title=space)
@@ -213,7 +215,7 @@ def draw_confusion(found: ConfusionMatrix, path: Path) -> None:
     save(figure, path)
 
 
-# beyond which counting takes long, or shows nothing
+# Beyond these, counting takes long or shows nothing.
 MOST_CLIENTS = 20_000
 MOST_CLASSES = 1_000
 
@@ -222,7 +224,7 @@ MOST_CLASSES = 1_000
 class CountsClasses(Protocol):
     """A population that can count a client's classes without reading its data, such as folders of pictures."""
 
-    accepts_any_client: bool  # whether it stands for any client, so that it knows none by name
+    accepts_any_client: bool  # whether it stands for any client, so that it cannot list their names
 
     def counts(self, name: ClientId) -> Mapping[str, int]:
         """The samples of a client by class."""
@@ -233,9 +235,10 @@ def count_held(population: Mapping[ClientId, Any]) -> PartitionSummary | None:
 
     Nothing is read that is not at hand: data that come from elsewhere, or are not `Samples`, are not counted.
     """
-    from mutirao.training.samples import ClientData, Samples, VirtualClients  # late: it brings torch
+    # Imported late, because it imports torch.
+    from mutirao.training.samples import ClientData, Samples, VirtualClients
 
-    whole = population.population if isinstance(population, PopulationWithout) else population
+    whole = whole_population(population)
     if not 1 < len(population) <= MOST_CLIENTS:
         return None
     if isinstance(whole, CountsClasses):
@@ -243,7 +246,8 @@ def count_held(population: Mapping[ClientId, Any]) -> PartitionSummary | None:
             if whole.accepts_any_client:
                 return None
             return count_labels({name: spread(whole.counts(name)) for name in population})
-        except ConfigError:  # this party does not hold their pictures
+        except ConfigError:
+            # This party does not have the clients' pictures.
             return None
     if not isinstance(whole, dict | VirtualClients):
         return None
@@ -251,6 +255,13 @@ def count_held(population: Mapping[ClientId, Any]) -> PartitionSummary | None:
     if not all(isinstance(data, Samples | ClientData) for data in held.values()):
         return None
     return count_labels({name: labels_of(Samples.of(data)) for name, data in held.items()})
+
+
+def whole_population(population: Mapping[ClientId, Any]) -> Mapping[ClientId, Any]:
+    """The population with the clients that are excluded from a run."""
+    if isinstance(population, PopulationWithout):
+        return population.population
+    return population
 
 
 def labels_of(samples: Any) -> Any:
@@ -274,15 +285,18 @@ def count_labels(labels: Mapping[ClientId, Any]) -> PartitionSummary | None:
     ends = np.cumsum(sizes)
     parts = [np.arange(end - many, end) for end, many in zip(ends, sizes, strict=True)]
     classed = all(y.ndim == 1 and y.dtype.kind in "biuU" for y in each)
-    y = np.concatenate(each) if classed else np.full(int(ends[-1]), SAMPLES)
-    if classed and len(np.unique(y)) > MOST_CLASSES:
-        y = np.full(len(y), SAMPLES)
+    y: Any = np.full(int(ends[-1]), SAMPLES)
+    if classed:
+        classes = np.concatenate(each)
+        if len(np.unique(classes)) <= MOST_CLASSES:
+            y = classes
     return replace(describe(y, parts), clients=tuple(labels))
 
 
 def name_clients(summary: PartitionSummary, population: Mapping[ClientId, Any]) -> PartitionSummary:
     """The summary with its clients' names, which it lacks if a recipe counted parts."""
-    whole = population.population if isinstance(population, PopulationWithout) else population
+    # Clients that are excluded from the rounds were still counted.
+    whole = whole_population(population)
     fits = not summary.clients and len(whole) == len(summary.counts)
     if fits:
         return replace(summary, clients=tuple(whole))
@@ -321,8 +335,9 @@ def draw_run(run: Run, task: Task, out: Path) -> None:
         draw_participation(participation_in(record, len(run.roster)), out / "participation.png")
     for file, picture in exhibits.pictures.items():
         if (data := picture.data(run)) is not None:
-            named = name_clients(data, task.population) if isinstance(data, PartitionSummary) else data
-            painter(picture.kind)(named, out / file)
+            if isinstance(data, PartitionSummary):
+                data = name_clients(data, task.population)
+            painter(picture.kind)(data, out / file)
     own = any(picture.kind == "partition" for picture in exhibits.pictures.values())
     if not own and (held := count_held(task.population)) is not None:
         draw_partition(held, out / "partition.png")

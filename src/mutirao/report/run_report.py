@@ -14,7 +14,8 @@ from mutirao.research_notice import notice_of
 from mutirao.runs.progress import size
 from mutirao.runs.reader import Record
 
-OWN = {"curves.png", "weights.png", "participation.png"}  # drawn again on the page, where one can zoom
+# These pictures are replaced by charts of the page, which can be zoomed.
+OWN = {"curves.png", "weights.png", "participation.png"}
 MOST_REASONS = 200
 ENDS = 5  # clients at each end that are named where there are many
 
@@ -23,8 +24,10 @@ def run_page(record: Record) -> Page:
     """The page of a run, finished or not."""
     state = RunState("finished") if record.summary and not record.events else state_in(record)
     page = Page(f"{record.recipe}: a Mutirão run")
-    when = str(record.events[0].get("time", ""))[:16].replace("T", " ") if record.events else ""
-    page.heading(record.recipe, state.name, f"{record.path.name}{f', begun {when} UTC' if when else ''}")
+    under = record.path.name
+    if record.events and (when := str(record.events[0].get("time", ""))[:16].replace("T", " ")):
+        under += f", begun {when} UTC"
+    page.heading(record.recipe, state.name, under)
     page.warn(notice_of(record.config))
     page.words(sentences(record, state))
     headline = run_headline(record)
@@ -74,7 +77,8 @@ def add_ends(page: Page, record: Record) -> None:
     _, counted = record.participation()
     last = np.zeros(len(names), np.int64)
     np.maximum.at(last, record.clients.codes("client")[1], record.clients.wholes("round"))
-    order = np.lexsort((last, -times)).tolist()  # among equals those who have waited longest come first
+    # `lexsort` sorts by its last key first; among equals those that have waited longest come first.
+    order = np.lexsort((last, -times)).tolist()
     shown = [*order[:ENDS], *order[-ENDS:]]
     rows = [(names[i], str(times[i]), str(counted[i]), str(last[i])) for i in shown]
     rows.insert(ENDS, (f"{len(names) - 2 * ENDS:,} more", "", "", ""))
@@ -96,9 +100,10 @@ def run_headline(record: Record) -> dict[str, tuple[str, str]]:
             known = record.history.numbers(name)
             value = next((v for v in known[::-1].tolist() if v == v), None)
         if isinstance(value, int | float):
-            top = best.get(name) if isinstance(best, dict) and name == record.monitor else None
-            when = f"round\u00a0{record.summary.get('best_round')}"
-            remark = f"best {figure(float(top))} in {when}" if isinstance(top, int | float) else ""
+            remark = ""
+            # Only the monitored metric has a best round; values of others are those of that round, not their best.
+            if name == record.monitor and isinstance(best, dict) and isinstance(top := best.get(name), int | float):
+                remark = f"best {figure(float(top))} in round\u00a0{record.summary.get('best_round')}"
             out[label_of(name)] = (figure(float(value)), remark)
     out["rounds"] = (f"{record.rounds:,}", "")
     if record.population:
@@ -126,8 +131,12 @@ def add_losses(page: Page, record: Record) -> None:
         first = cases[0][0]
         last = cases[-1][0]
         who = list(dict.fromkeys(client for _, client in cases))
-        named = ", ".join(who[:5]) + (f" and {len(who) - 5} more" if len(who) > 5 else "")
-        when = f"round {first}" + (f" to {last}" if last != first else "")
+        named = ", ".join(who[:5])
+        if len(who) > 5:
+            named += f" and {len(who) - 5} more"
+        when = f"round {first}"
+        if last != first:
+            when += f" to {last}"
         rows.append((kind, reason, str(len(cases)), when, named))
     page.table("Why replies are missing", ("kind", "reason", "times", "when", "who"), rows, numbers=[2])
     if len(found) > MOST_REASONS:

@@ -1,4 +1,4 @@
-"""Whether a run is running, waiting, finished, failed or stopped, told from its folder without touching its lock."""
+"""Whether a run is running, waiting, finished, failed or stopped, read from its folder without touching its lock."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from mutirao.runs.reader import Record
 
 @dataclass(frozen=True)
 class RunState:
-    """How a run stands: `running`, `waiting`, `finished`, `failed`, `stopped` or `new`, why, and whose it is."""
+    """How a run stands: `running`, `waiting`, `finished`, `failed`, `stopped` or `new`, why, and its process."""
 
     name: str
     why: str = ""
@@ -28,7 +28,7 @@ def state_in(record: Record) -> RunState:
 
 
 def state_of(path: Path, last: dict[str, Any], resumed: bool = False) -> RunState:
-    """The state of the run in `path`, whose last audited event is `last`."""
+    """The state of the run in `path` with the last audited event `last`."""
     event = str(last.get("event", ""))
     if event == "finished":
         return RunState("finished", resumed=resumed)
@@ -62,7 +62,8 @@ def holder(path: Path) -> tuple[int, bool]:
     except ProcessLookupError:
         return 0, False
     except OSError:
-        return 0, True  # it is there, but not ours
+        # The process exists, but belongs to another user.
+        return 0, True
     try:
         wanted = file.stat()
         for handle in Path(f"/proc/{number}/fd").iterdir():
@@ -75,9 +76,10 @@ def holder(path: Path) -> tuple[int, bool]:
 
 
 def known_to_windows(pid: int) -> bool:
-    """Whether a process of this number has not ended; signal 0, which asks elsewhere, is Ctrl-C on Windows."""
+    """Whether a process of this number has not ended, on Windows; elsewhere signal 0 is used."""
     if sys.platform != "win32":
         return False
+    # `os.kill` with signal 0, the usual test elsewhere, sends Ctrl-C on Windows.
     import ctypes
 
     kernel = ctypes.windll.kernel32
@@ -93,6 +95,7 @@ def known_to_windows(pid: int) -> bool:
 def last_lines(path: Path, many: int) -> list[str]:
     """The last lines of a file, however long it is."""
     with path.open("rb") as file:
+        # A log may be large: lines are assumed to have at most 200 bytes on average.
         file.seek(max(0, path.stat().st_size - 200 * many))
         return file.read().decode("utf-8", errors="replace").splitlines()[-many:]
 

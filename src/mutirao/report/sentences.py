@@ -75,6 +75,7 @@ NAMES = ("ndcg", "mrr")  # metrics that are written in small letters
 
 def in_order(name: str) -> list[Any]:
     """By which clients and groups are in the same order in all charts: `c2` before `c10`."""
+    # Tuples of one shape: a number and a text cannot be compared with each other.
     return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in re.split(r"(\d{1,18})", name)]
 
 
@@ -109,7 +110,10 @@ def progress_sentences(record: Record, state: RunState) -> Iterator[str]:
     wanted = record.config.get("rounds")
     if state.name == "finished":
         seconds = record.summary.get("seconds")
-        yield f"{count(record.rounds, 'round')} made" + (f" in {duration(float(seconds))}." if seconds else ".")
+        made = f"{count(record.rounds, 'round')} made"
+        if seconds:
+            made += f" in {duration(float(seconds))}"
+        yield f"{made}."
     else:
         of = f" of {wanted:,}" if isinstance(wanted, int) else ""
         why = f": {state.why}" if state.why else ""
@@ -132,11 +136,17 @@ def describe_checkpoints(checkpoints: Mapping[str, Any]) -> str:
     kept = [int(n) for n in checkpoints.get("kept", [])]
     removed = int(checkpoints.get("removed", 0))
     made = [n for n in kept if n]
-    named = f"{'round' if len(made) == 1 else 'rounds'} {', '.join(map(str, made))}"
-    rounds = (named if removed else count(len(made), "round")) if made else ""
-    of = " and ".join(text for text in ("the start" if 0 in kept else "", rounds) if text)
-    gone = f"; {removed:,} more {'was' if removed == 1 else 'were'} removed (keep=all keeps them)" if removed else ""
-    return f"Checkpoints of {of or 'no round'} take {size(float(checkpoints.get('bytes', 0)))}{gone}"
+    parts = []
+    if 0 in kept:
+        parts.append("the start")
+    if made and removed:
+        parts.append(f"{'round' if len(made) == 1 else 'rounds'} {', '.join(map(str, made))}")
+    elif made:
+        parts.append(count(len(made), "round"))
+    text = f"Checkpoints of {' and '.join(parts) or 'no round'} take {size(float(checkpoints.get('bytes', 0)))}"
+    if removed:
+        text += f"; {removed:,} more {'was' if removed == 1 else 'were'} removed (keep=all keeps them)"
+    return text
 
 
 def quality_sentences(record: Record) -> Iterator[str]:
@@ -177,12 +187,17 @@ def participation_sentences(record: Record) -> Iterator[str]:
     if not total or not len(record.clients):
         return
     never = total - took
-    who = f"{never:,} of {count(total, 'client')} never" if never else f"All {count(total, 'client')}"
-    all_counts = np.concatenate([counts, np.zeros(total - len(counts), counts.dtype)])
-    if total == 1 and not never:
+    who = f"All {count(total, 'client')}"
+    if never:
+        who = f"{never:,} of {count(total, 'client')} never"
+    elif total == 1:
         who = "The one client"
+    all_counts = np.concatenate([counts, np.zeros(total - len(counts), counts.dtype)])
     if took < 2 or all_counts.min() == all_counts.max():
-        yield f"{who} took part" + (f", {count(int(all_counts.max()), 'time')} each." if took > 1 else ".")
+        each = ""
+        if took > 1:
+            each = f", {count(int(all_counts.max()), 'time')} each"
+        yield f"{who} took part{each}."
         return
     if counts.max() < 2:
         yield f"{who} took part, the others once each."
@@ -237,7 +252,7 @@ def group_sentences(record: Record) -> Iterator[str]:
 
 
 def privacy_sentences(record: Record) -> Iterator[str]:
-    """Whom differential privacy protects and the epsilon spent, or that the noise does not protect."""
+    """The unit that differential privacy protects and the epsilon spent, or that the noise does not protect."""
     spent = record.privacy()
     privacy = record.summary.get("privacy")
     protects = str(privacy.get("protects", "")) if isinstance(privacy, dict) else ""

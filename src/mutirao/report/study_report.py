@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from mutirao.metrics import direction_of
+from mutirao.metrics import Direction, direction_of
 from mutirao.report.charts import ROUND, Spec, spec
 from mutirao.report.html_page import Page
 from mutirao.report.plots import average
@@ -77,15 +77,17 @@ def study_page(folder: Path) -> Page:
     for metric in metrics:
         of_metric = [x for x in lines if x["metric"] == metric]
         page.section(metric)
-        head = (*MEANS, *((f"rounds to {figure(goals[metric])}",) if metric in goals else ()), *TESTS)
+        head = [*MEANS, *TESTS]
+        if metric in goals:
+            head.insert(len(MEANS), f"rounds to {figure(goals[metric])}")
         rows = [table_row(x, metric in goals) for x in of_metric]
         page.table(f"Methods by {metric}", head, rows, numbers=range(2, len(head)))
         if sizes := [row for x in of_metric if any((row := size_row(x))[1:])]:
             page.hidden_table(f"Effect sizes of {metric}", SIZES, sizes)
-        if told := [beside_row(x) for x in of_metric if isinstance(x.get("published"), dict)]:
-            page.table(f"Published {metric} beside ours", BESIDE, told, numbers=range(1, 7))
-        judged = list(dict.fromkeys(str(x["method"]) for x in of_metric))
-        page.charts([*chart_bands(folder, metric, judged), chart_dots(of_metric, plan)])
+        if published := [beside_row(x) for x in of_metric if isinstance(x.get("published"), dict)]:
+            page.table(f"Published {metric} beside ours", BESIDE, published, numbers=range(1, 7))
+        methods = list(dict.fromkeys(str(x["method"]) for x in of_metric))
+        page.charts([*chart_bands(folder, metric, methods), chart_dots(of_metric, plan)])
     page.section("How to read it")
     page.words(
         [
@@ -114,17 +116,32 @@ def study_page(folder: Path) -> Page:
 
 def thresholds_of(plan: dict[str, Any]) -> dict[str, float]:
     """The values that `rounds to` counts up to, by metric."""
-    told = plan.get("threshold")
-    if isinstance(told, dict):
-        return {k: float(v) for k, v in told.items() if isinstance(v, int | float)}
+    thresholds = plan.get("threshold")
+    if isinstance(thresholds, dict):
+        return {k: float(v) for k, v in thresholds.items() if isinstance(v, int | float)}
     return {}
+
+
+def list_in(table: Table, key: str) -> list[Any]:
+    """The list below a key, empty if there is none: the files of a folder from elsewhere may contain anything."""
+    found = table.get(key)
+    if isinstance(found, list):
+        return found
+    return []
+
+
+def declared_direction(table: Table, metric: str) -> Direction | None:
+    """Which way a metric is better, as the table of a study declares it or as it is known by its name."""
+    declared = table.get("directions")
+    if isinstance(declared, dict):
+        return direction_of(metric, declared)
+    return direction_of(metric)
 
 
 def threshold_words(table: dict[str, Any], goals: dict[str, float]) -> Iterator[str]:
     """What `rounds to` means, for each metric that has a threshold."""
-    ways = table.get("directions")
     for metric, goal in goals.items():
-        lower = direction_of(metric, ways if isinstance(ways, dict) else None) == "lower"
+        lower = declared_direction(table, metric) == "lower"
         yield (
             f"rounds to {figure(goal)}: the median number of rounds until {metric} is at "
             f"{'most' if lower else 'least'} {figure(goal)}; in brackets, how many of the runs came there."
@@ -140,15 +157,14 @@ def runs_of(folder: Path, records: dict[str, Record]) -> list[tuple[str, list[tu
     return list(rows.items())
 
 
-def add_reproduction(page: Page, told: dict[str, Any]) -> None:
+def add_reproduction(page: Page, outcome: dict[str, Any]) -> None:
     """What a reproduction is of, on which data, what was left out, and its verdicts; nothing of another study."""
-    claims = told.get("claims")
+    claims = outcome.get("claims")
     if not isinstance(claims, list):
         return
-    page.note(f"{told.get('title', '')}. {told.get('paper', '')}.")
-    page.note(f"{told.get('data', '')}.")
-    cuts = told.get("cuts")
-    page.words(f"Cut, {line}" for line in (cuts if isinstance(cuts, list) else []))
+    page.note(f"{outcome.get('title', '')}. {outcome.get('paper', '')}.")
+    page.note(f"{outcome.get('data', '')}.")
+    page.words(f"Cut, {line}" for line in list_in(outcome, "cuts"))
     head = ("claim", "published", "ours", "verdict", "rule")
     keys = ("says", "published", "ours", "verdict", "rule")
     rows = [tuple(str(c.get(k, "")) for k in keys) for c in claims if isinstance(c, dict)]
@@ -158,9 +174,8 @@ def add_reproduction(page: Page, told: dict[str, Any]) -> None:
 
 def cell_states(folder: Path, plan: dict[str, Any]) -> dict[str, str]:
     """The runs of the study, planned or found, with their states."""
-    named = plan.get("cells")
     found = [f.parent.relative_to(folder / "cells").as_posix() for f in (folder / "cells").glob("*/*/config.toml")]
-    planned = [c for c in named if isinstance(c, str)] if isinstance(named, list) else []
+    planned = [c for c in list_in(plan, "cells") if isinstance(c, str)]
     states = dict.fromkeys([*planned, *sorted(found)], "not begun")
     for name in found:
         place = folder / "cells" / name
@@ -195,12 +210,12 @@ def study_sentences(table: dict[str, Any], lines: list[dict[str, Any]], cells: d
 
 
 def best_of(lines: list[dict[str, Any]], metric: str, table: dict[str, Any]) -> dict[str, Any] | None:
-    """The line with the best mean; None if there is none, or nobody says which way is better."""
-    told = table.get("directions")
-    way = direction_of(metric, told if isinstance(told, dict) else None)
-    if lines and way:
-        return (min if way == "lower" else max)(lines, key=lambda x: x["mean"])
-    return None
+    """The line with the best mean; None if there is none, or if the direction of the metric is not declared."""
+    way = declared_direction(table, metric)
+    if not lines or not way:
+        return None
+    best = min if way == "lower" else max
+    return best(lines, key=lambda x: x["mean"])
 
 
 def study_headline(
@@ -235,10 +250,16 @@ def text_of(x: dict[str, Any], key: str, form: str = ".4f") -> str:
     return ""
 
 
+def with_half(text: str, half: str) -> str:
+    """A value as text, with half the width of its interval if that is known."""
+    if half:
+        return f"{text} ± {half}"
+    return text
+
+
 def table_row(x: dict[str, Any], timed: bool) -> tuple[str, ...]:
     """A line of the table as texts; `timed` if it has the rounds to a threshold."""
-    half = text_of(x, "difference_half")
-    difference = text_of(x, "difference", "+.4f") + (f" ± {half}" if half else "")
+    difference = with_half(text_of(x, "difference", "+.4f"), text_of(x, "difference_half"))
     tests = (text_of(x, key, ".3g") for key in ("p", "p_two_sided", "p_t", "p_holm"))
     means = (text_of(x, key) for key in ("mean", "half_t", "best", "wobble"))
     reached = (str(x.get("rounds_to") or ""),) if timed else ()
@@ -258,15 +279,13 @@ def size_row(x: dict[str, Any]) -> tuple[str, ...]:
 
 def beside_row(x: dict[str, Any]) -> tuple[str, ...]:
     """What is published of a line, beside ours."""
-    told = x["published"]
-    half = text_of(told, "half", ".4g")
-    own = text_of(x, "half_t")
-    value = text_of(told, "value", ".4g") + (f" ± {half}" if half else "")
-    within = {True: "yes", False: "no"}.get(told.get("within"), "")
-    ours = (str(x["method"]), text_of(x, "mean") + (f" ± {own}" if own else ""))
-    rounds = (str(x.get("rounds_to") or ""), text_of(told, "rounds", "g"))
-    source = ". ".join(str(told[key]) for key in ("source", "note") if told.get(key))
-    return (*ours, value, text_of(told, "apart", "+.4f"), within, *rounds, source)
+    published = x["published"]
+    value = with_half(text_of(published, "value", ".4g"), text_of(published, "half", ".4g"))
+    within = {True: "yes", False: "no"}.get(published.get("within"), "")
+    ours = (str(x["method"]), with_half(text_of(x, "mean"), text_of(x, "half_t")))
+    rounds = (str(x.get("rounds_to") or ""), text_of(published, "rounds", "g"))
+    source = ". ".join(str(published[key]) for key in ("source", "note") if published.get(key))
+    return (*ours, value, text_of(published, "apart", "+.4f"), within, *rounds, source)
 
 
 def chart_bands(folder: Path, metric: str, methods: list[str]) -> list[Spec]:
@@ -275,10 +294,12 @@ def chart_bands(folder: Path, metric: str, methods: list[str]) -> list[Spec]:
     for i, method in enumerate(methods):
         runs = [Columns(file) for file in sorted((folder / "cells" / method).glob("*/history.csv"))]
         points = [zip(run.numbers("round").tolist(), run.numbers(metric).tolist(), strict=True) for run in runs]
+        # NaN is not equal to itself: rounds without an evaluation are left out.
         rounds, mean, half = average([p for p in run if p[1] == p[1]] for run in points)
         if not len(rounds):
             continue
         one: dict[str, Any] = {"name": method, "x": rounds.tolist(), "y": clean(mean), "tint": i}
+        # More bands would cover each other.
         if len(methods) <= 6 and half.any():
             one |= {"lo": clean(mean - half), "hi": clean(mean + half)}
         series.append(one)
@@ -293,16 +314,18 @@ def chart_dots(lines: list[dict[str, Any]], plan: dict[str, Any]) -> Spec:
     """Every run as a point, the mean and its interval as a line."""
     metric = str(lines[0]["metric"])
     places: dict[str, list[str]] = {}
-    named = plan.get("cells")
-    for cell in named if isinstance(named, list) else []:
+    for cell in list_in(plan, "cells"):
         method, _, place = str(cell).rpartition("/")
         places.setdefault(method, []).append(place)
     methods = [str(x["method"]) for x in lines]
     points = [clean(x.get("values") or []) for x in lines]
-    names = [
-        places[m] if len(places.get(m, [])) == len(p) else [f"run {i + 1}" for i in range(len(p))]
-        for m, p in zip(methods, points, strict=True)
-    ]
+    names = []
+    for method, values in zip(methods, points, strict=True):
+        cells = places.get(method, [])
+        # A table of a part of the runs does not say which: its points get numbers instead of folds and seeds.
+        if len(cells) != len(values):
+            cells = [f"run {i + 1}" for i in range(len(values))]
+        names.append(cells)
     rest = {"mean": [x.get("mean") for x in lines], "half": [x.get("half_t") for x in lines], "y": {"label": metric}}
     many = f"{sum(map(len, points))} runs of {count(len(methods), 'method')}"
     about = f"{many}; the line is the mean with its 95% interval."

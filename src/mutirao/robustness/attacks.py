@@ -180,7 +180,9 @@ class MinMax:
     def __call__(self, current: Arrays, honest: Mapping[ClientId, Reply], rng: np.random.Generator) -> Replies:
         mean, deviation = mean_and_deviation(current, honest)
         length = float(np.linalg.norm(flat(mean))) or 1.0
-        away = {k: -m / length if self.along == "mean" else -deviation[k] for k, m in mean.items()}
+        away = {k: -m / length for k, m in mean.items()}
+        if self.along != "mean":
+            away = {k: -deviation[k] for k in mean}
         updates = {c: update_of(current, honest[c]) for c in sorted(honest)}
         bases = {}
         for c, update in updates.items():
@@ -264,7 +266,9 @@ class FakeSignature:
         honest = sorted(set(replies) - set(malicious))
         fakes = {}
         for c in malicious:
-            model = replies[honest[int(rng.integers(len(honest)))]] if honest else replies[c]
+            model = replies[c]
+            if honest:
+                model = replies[honest[int(rng.integers(len(honest)))]]
             vector = model.extras["signature"]
             near = vector + rng.normal(0.0, 0.01 * float(np.std(vector)), vector.shape)
             fakes[c] = replace(replies[c], extras={**model.extras, "signature": near.astype(vector.dtype)})
@@ -300,7 +304,7 @@ NAMES: dict[str, Callable[..., Any]] = {
 
 
 class Attacked:
-    """A handler some of whose clients are malicious; those that start a round from the same model collude.
+    """A handler with some malicious clients; those that start a round from the same model collude.
 
     `poison(data, change)` returns a client's data with changed samples: an attack that poisons data needs it.
 
@@ -437,7 +441,11 @@ def detection_rates(
         if answered:
             done = len(past)
             share = float(np.mean([bool(r["rejected"]) for r in answered]))
-            out[name] = (done * past[-1] if past else 0.0) / (done + 1) + share / (done + 1)
+            # A running mean: the last value of the history is that of all earlier rounds.
+            earlier = 0.0
+            if past:
+                earlier = done * past[-1]
+            out[name] = earlier / (done + 1) + share / (done + 1)
         elif past:
             out[name] = past[-1]
     return out
@@ -469,6 +477,8 @@ def mean_and_deviation(current: Arrays, honest: Mapping[ClientId, Reply]) -> tup
 def farthest(bases: Sequence[Array], away: Array, updates: Sequence[Array]) -> float:
     """The largest g >= 0 with |b + g away - u| <= max |u - u'| for all bases b and updates u; 0 if there is none."""
     widest = max(float(np.linalg.norm(u - v)) for u in updates for v in updates)
+    # |b + g a - u|^2 <= w^2 is g^2 a.a + 2 g s + rest <= 0, with s = (b - u).a and rest = |b - u|^2 - w^2.
+    # It holds up to its larger root, and for all b and u up to the least of these roots.
     square = float(away @ away)
     if not square:
         return 0.0

@@ -186,6 +186,7 @@ class Robust:
             return dict(replies), {}
         past = memory if memory is not None else {}
         names = sorted(replies)
+        # Copies first, then lengths: only what is left may define the median length and the core.
         kept, rejected = CopyFilter(self.copies, self.head)(current, replies)
         lengths = lengths_of(current, kept)
         usual = self.usual_length(lengths, past)
@@ -196,19 +197,23 @@ class Robust:
         if counted.sum() < FEWEST:
             return bound_replies(current, kept, self.samples), rejected
         cosines = alignment(current, [replies[c] for c in names], self.head)
+        # The core is the half with the best standing before this round: a client is in it for what it has sent so far.
         agreed, typical = load_standings(past, names)
         known = standing(agreed, typical) if typical.any() else None
         agreement = agree_with(cosines, counted, known)
         middle = max(0.0, float(np.median(agreement[counted])))
         weight = median_of(lengths) / usual if usual > 0 else 1.0  # w_t
+        # a_k; at most 0 for an update that is too long; -m_t for a copy, even where hardly any clients agree.
         copied = np.array([c not in kept and c not in longest for c in names])
         evidence = np.where(counted, agreement, np.where(copied, -max(middle, PRIOR), np.minimum(agreement, 0.0)))
+        # r_k = (0.1 + sum_t w_t a_kt) / (0.1 + sum_t w_t m_t): `agreed` and `typical` are these two sums.
         agreed = self.memory * agreed + weight * evidence
         typical = self.memory * typical + weight * middle
         save_standings(past, names, agreed, typical)
         found = dict(zip(names, standing(agreed, typical).tolist(), strict=True))
         limit = self.lowest(standing(agreed, typical)[counted])
         agrees = dict(zip(names, counted & (middle > PRIOR) & (agreement > self.share * middle), strict=True))
+        # The worst standings first: copies and updates that are far too long count towards the two fifths, too.
         odd = sorted((x, c) for c, x in found.items() if c in kept and x < limit and not agrees[c])
         odd = odd[: max(0, int(MOST_REJECTED * len(names)) - len(rejected))]
         why = {c: long.get(c, "its direction differs from the others'") for c in kept}
@@ -299,9 +304,10 @@ def with_core(cosines: Floats) -> Floats:
 
 def with_these(cosines: Floats, core: npt.NDArray[np.bool_]) -> Floats:
     """The cosine of each update with the mean of the core, itself left out."""
-    inside = cosines @ core - np.where(core, np.diag(cosines), 0.0)  # with the core, without oneself
+    # With unit updates u and the core's sum S: u_k . (S - u_k), and |S - u_k|^2 = |S|^2 - 2 u_k . (S - u_k) - |u_k|^2.
+    inside = cosines @ core - np.where(core, np.diag(cosines), 0.0)
     total = float(cosines[np.ix_(core, core)].sum())
-    square = np.where(core, total - 2 * inside - np.diag(cosines), total)  # of the length of that part of the core
+    square = np.where(core, total - 2 * inside - np.diag(cosines), total)
     return np.asarray(inside / np.sqrt(np.maximum(square, 1e-12)))
 
 
@@ -326,7 +332,8 @@ def load_standings(memory: Arrays, names: Sequence[ClientId]) -> tuple[Floats, F
     """The agreement of these clients so far and what was typical in their rounds; 0 for a new client."""
     known = memory.get("robust.clients", np.zeros(0, np.int64))
     place = {int(k): i for i, k in enumerate(known)}
-    rows = [place.get(derive_seed(0, 0, "standing", c), -1) for c in names]  # -1: the 0.0 that is appended below
+    # -1 is the last entry, the 0.0 that is appended below for new clients.
+    rows = [place.get(derive_seed(0, 0, "standing", c), -1) for c in names]
     agreed = np.append(memory.get("robust.agreed", np.zeros(0)), 0.0)
     typical = np.append(memory.get("robust.typical", np.zeros(0)), 0.0)
     return agreed[rows], typical[rows]

@@ -29,9 +29,13 @@ class Audit:
         self.path = path
         events, self._whole, self._torn = read_events(path)
         self.count = len(events)
-        self.first: str = events[0]["hash"] if events else ""
-        self.head: str = events[-1]["hash"] if events else START
-        self.last: dict[str, Any] = events[-1] if events else {}
+        self.first = ""
+        self.head = START
+        self.last: dict[str, Any] = {}
+        if events:
+            self.first = events[0]["hash"]
+            self.last = events[-1]
+            self.head = self.last["hash"]
         self.began: dict[str, Any] = next((e for e in events if e.get("event") == "started"), {})
 
     def append(self, event: str, **facts: Any) -> None:
@@ -43,7 +47,8 @@ class Audit:
         head = fingerprint(content)
         line = (json.dumps(content | {"hash": head}) + "\n").encode()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._torn = True  # until the line is complete: on a full disk a part of it may be written
+        # True until the line is complete: on a full disk only a part of it may be written.
+        self._torn = True
         append_whole(self.path, line)
         self._torn = False
         self._whole += len(line)
@@ -66,9 +71,12 @@ class Audit:
 
 def read_events(path: Path) -> tuple[list[dict[str, Any]], int, bool]:
     """The events up to the last complete line, their bytes, and whether anything unreadable follows."""
-    content = path.read_bytes() if path.exists() else b""
+    if not path.exists():
+        return [], 0, False
+    content = path.read_bytes()
     lines = content[: content.rfind(b"\n") + 1].splitlines(keepends=True)
     events = [parse(line) for line in lines]
+    # Only unreadable lines at the end can come from a crash. Those before an event stay, as breaks of the chain.
     while events and events[-1] is None:
         events.pop()
     whole = sum(len(line) for line in lines[: len(events)])
@@ -102,6 +110,7 @@ def check_chain(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
         event = parse(line)
         if event is None:
             problems.append(f"{path.name}: line {number} is not an event")
+            # The hash of this line is unknown, so the next line cannot be compared with it.
             head = None
             continue
         if head is not None and event["prev"] != head:
@@ -123,7 +132,10 @@ def read_trail(path: Path) -> tuple[str, list[Event], list[str]]:
         raise ConfigError(f"{file} does not exist; name a site's audit trail")
     events, problems = check_chain(file)
     names = {str(e["site"]) for e in events if "site" in e}
-    name = names.pop() if len(names) == 1 else file.parent.name or str(file)
+    # A trail without exactly one site's name in its events is called by its folder.
+    name = file.parent.name or str(file)
+    if len(names) == 1:
+        name = names.pop()
     return name, events, [f"{name}: {p}" for p in problems]
 
 
@@ -176,7 +188,8 @@ def cross_check(server: Sequence[Event], path: Path) -> tuple[list[str], list[st
     for event in mine:
         if not has_head(theirs, subtable(event, "server")):
             problems.append(f"audit.jsonl: lost or changed events that {site} recorded (its event {event.get('seq')})")
-            break  # the heads of all later events differ for the same reason
+            # The heads of all later events differ for the same reason.
+            break
     if problems:
         return [], problems
     return [
@@ -225,7 +238,8 @@ def cell(value: Any) -> Any:
         return json.dumps(value, sort_keys=True)
     value = plain_value(value)
     if isinstance(value, str):
-        value = value.encode("utf-8", "backslashreplace").decode()  # lone surrogates cannot be written
+        # JSON may contain lone surrogates, which cannot be written as UTF-8.
+        value = value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, str) and value.startswith(("=", "+", "-", "@")):
         return f"'{value}"
     return value

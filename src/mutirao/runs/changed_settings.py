@@ -81,13 +81,16 @@ def declares(kind: type[Common], key: str) -> bool:
 def part_module(recipe: str, kind: str) -> str:
     """The module of a recipe's own parts of this kind; empty if it has none."""
     fields = config_class_of(recipe).__dataclass_fields__
-    part = fields[kind].default if kind in fields else None
+    if kind not in fields:
+        return ""
+    part = fields[kind].default
     if isinstance(part, Part):
         return part.home
     return ""
 
 
-@lru_cache(1000)  # bounded: names come from folders of others
+# The cache is bounded, because the names come from folders that others may have written.
+@lru_cache(1000)
 def part_defaults(kind: str, name: str, home: str) -> Table:
     """The default settings of a part; empty for a user's own part, as its code is not loaded here."""
     part = Part(name, {}, home)
@@ -95,5 +98,6 @@ def part_defaults(kind: str, name: str, home: str) -> Table:
         if ":" in name:
             return {}
         return {**retired_of(factory(kind, part)), **complete_part(kind, part).settings}
-    except (ConfigError, KeyError, ImportError):  # it exists in another version or on another machine only
+    except (ConfigError, KeyError, ImportError):
+        # The part exists only in another version, or on another machine.
         return {}

@@ -19,7 +19,8 @@ import numpy.typing as npt
 from mutirao.errors import Damaged
 from mutirao.io import append_whole, name_path_in_errors, plain_value, write_plain, write_rows
 
-MOST_COLUMNS = 256  # metric names come from clients, who must not grow a table without bound
+# Metric names come from clients, which must not be able to grow a table without bound.
+MOST_COLUMNS = 256
 PART = 20_000  # rows in memory at once
 
 
@@ -68,8 +69,10 @@ class CsvTable:
 
     def count(self) -> int:
         """The number of complete rows; an unchanged file is not read again."""
-        now = self.path.stat() if self.path.is_file() else None
-        mark = now and (now.st_size, now.st_mtime_ns, now.st_ino)
+        mark = None
+        if self.path.is_file():
+            now = self.path.stat()
+            mark = (now.st_size, now.st_mtime_ns, now.st_ino)
         if self._counted[0] != mark:
             self._counted = mark, sum(len(rows) for _, rows in read_csv_parts(self.path))
         return self._counted[1]
@@ -105,7 +108,8 @@ class CsvTable:
                 old.close()
                 part.replace(self.path)
             except OSError:
-                part.unlink(missing_ok=True)  # a partial file must not fill the disk
+                # A partial file must not fill the disk.
+                part.unlink(missing_ok=True)
                 raise
 
     def _cells(self, rows: Iterable[Mapping[str, Any]]) -> list[list[Any]]:
@@ -128,7 +132,8 @@ def read_csv_parts(path: Path) -> Iterator[tuple[list[str], list[list[str]]]]:
     if not path.is_file():
         return
     with path.open(encoding="utf-8", errors="replace") as file:
-        reader = csv.reader(line for line in file if line.endswith("\n"))  # the last one may be cut off
+        # A crash may have cut off the last line.
+        reader = csv.reader(line for line in file if line.endswith("\n"))
         header = next(reader, None)
         if header is None:
             return
@@ -142,7 +147,8 @@ def read_csv_parts(path: Path) -> Iterator[tuple[list[str], list[list[str]]]]:
 
 Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.intp]
-LARGEST = 2.0**53  # the bound of integers in a file, which may contain anything
+# A file may contain any number. Up to 2^53 every integer is exact as a float, and fits into 64 bits.
+LARGEST = 2.0**53
 BREAK = "\n"  # between the cells of a column; our own tables have none within a cell
 
 
@@ -202,8 +208,10 @@ class Columns:
     def numbers(self, name: str) -> Floats:
         """A column as numbers, NaN for other cells."""
         if name not in self._numbers:
-            parts = [numbers_of(part) for part in self.cells(name)] if name in self else []
-            self._numbers[name] = np.concatenate(parts) if parts else np.full(self.length, np.nan)
+            values = np.full(self.length, np.nan)
+            if name in self:
+                values = np.concatenate([numbers_of(part) for part in self.cells(name)])
+            self._numbers[name] = values
         return self._numbers[name]
 
     def wholes(self, name: str) -> npt.NDArray[np.int64]:
@@ -216,6 +224,7 @@ def join_cells(cells: tuple[str, ...]) -> str:
     text = BREAK.join(cells)
     if text.count(BREAK) < len(cells):
         return text
+    # A line break within a cell would shift all later cells of the column.
     return BREAK.join(str(plain_value(cell)) for cell in cells)
 
 
@@ -223,7 +232,8 @@ def numbers_of(cells: list[str]) -> Floats:
     """Cells as numbers, NaN for all that are not finite."""
     try:
         values = np.array([cell or "nan" for cell in cells], np.float64)
-    except ValueError:  # not all of them are numbers
+    except ValueError:
+        # One conversion of all cells is the fast path. It fails as a whole if any cell is no number.
         return np.array([finite_or_nan(cell) for cell in cells], np.float64)
     values[~np.isfinite(values)] = np.nan
     return values

@@ -74,13 +74,17 @@ def execute(
                 report(out)
             return done | {"already": True}
         task = recipe.prepare(config)
-        better = max if task.higher_is_better else min  # ConfigError if the metric's direction is not declared
+        # ConfigError, before the run begins, if the direction of the metric is not declared.
+        better = max if task.higher_is_better else min
         config = replace(config, privacy=resolve_privacy(config, len(task.population)))
         is_local = fleet is None or isinstance(fleet, LocalFleet)
         fleet = fleet or LocalFleet(task.worker, task.population)
         text = dump(name, config)
+        # Checked before `resume`, which already cuts the tables and writes to the audit trail.
         check_facts(folder, task)
-        run = folder.resume(text) if folder.holds_run() else None
+        run = None
+        if folder.holds_run():
+            run = folder.resume(text)
         fresh = run is None
         if run is None:
             run = Run(task.initial(), seed=config.seed)
@@ -98,6 +102,7 @@ def execute(
         try:
             for round in run_recipe(recipe, present_clients(fleet, config), config, task, run):
                 now = best_row([r for r in (best, round.row) if r], task.judge, better)
+                # `commit` writes the clients' states with the round, so they are collected first.
                 run.sites = fleet.snapshot()
                 folder.commit(run, round, best=now is round.row, heads=fleet.heads())
                 best = now
@@ -108,12 +113,14 @@ def execute(
                     break
         except MutiraoError as error:
             if isinstance(error, ConfigError) and fresh and not run.round:
-                folder.take_back()  # a configuration that cannot be run leaves no folder
+                # A configuration that cannot be run leaves no folder.
+                folder.take_back()
                 raise
             if not isinstance(error, BudgetSpent) or not run.round:
                 folder.fail(run, error)
                 raise
-            stopped = error  # the rounds made are complete: the run is finished, then the reason is raised
+            # The rounds made are complete: the run is finished first, then the reason is raised.
+            stopped = error
         for file, write in task.exhibits.files.items():
             write(run, out / file)
         if draw is not None:
@@ -189,14 +196,18 @@ def build_summary(
 ) -> dict[str, Any]:
     """The content of summary.json."""
     final = metrics_in_row(run.history[-1]) if run.history else {}
+    best_metrics = final
+    best_round = run.round
+    if best:
+        best_metrics = metrics_in_row(best)
+        best_round = best["round"]
     metrics = dict.fromkeys(k for row in run.history for k in metrics_in_row(row))
     directions = {metric: direction_of(metric, task.directions) for metric in metrics}
-    findings = task.exhibits.findings
-    return {
+    summary = {
         "recipe": name,
         "final": final,
-        "best": metrics_in_row(best) if best else final,
-        "best_round": best["round"] if best else run.round,
+        "best": best_metrics,
+        "best_round": best_round,
         "judge": task.judge,
         "directions": {metric: direction for metric, direction in directions.items() if direction},
         "rounds": run.round,
@@ -204,14 +215,19 @@ def build_summary(
         "digest": digest(run.arrays),
         "clients": len(run.roster),
         **task.facts,
-        **({"classes": task.classes} if task.classes else {}),
-        "bytes_down": sum(r["bytes_down"] for r in run.history),
-        "bytes_up": sum(r["bytes_up"] for r in run.history),
-        **({"privacy": kept} if (kept := privacy_summary(config.privacy, run)) else {}),
-        **({"stopped": str(stopped)} if stopped else {}),
-        **(findings(run) if findings else {}),
-        "versions": versions(),
     }
+    if task.classes:
+        summary["classes"] = task.classes
+    summary["bytes_down"] = sum(r["bytes_down"] for r in run.history)
+    summary["bytes_up"] = sum(r["bytes_up"] for r in run.history)
+    if kept := privacy_summary(config.privacy, run):
+        summary["privacy"] = kept
+    if stopped:
+        summary["stopped"] = str(stopped)
+    if task.exhibits.findings:
+        summary |= task.exhibits.findings(run)
+    summary["versions"] = versions()
+    return summary
 
 
 def evaluate_best(folder: Folder, task: Task, run: Run, best: Row | None) -> dict[str, Any]:
@@ -221,10 +237,11 @@ def evaluate_best(folder: Folder, task: Task, run: Run, best: Row | None) -> dic
     best_model, _ = load_arrays(folder.checkpoints / "best.safetensors")
     found = task.ending.final_metrics(run, best_model)
     final = metrics_in_row(run.history[-1]) | found
-    reason = f"after round {run.round}, {run.round - best['round']} rounds after the best"
     directions = {metric: way for metric in final if (way := direction_of(metric, task.directions))}
-    early = {"ended": reason} if task.ending.is_over(run.round, best) else {}
-    return {"final": final, "best": metrics_in_row(best) | found, "directions": directions, **early}
+    summary = {"final": final, "best": metrics_in_row(best) | found, "directions": directions}
+    if task.ending.is_over(run.round, best):
+        summary["ended"] = f"after round {run.round}, {run.round - best['round']} rounds after the best"
+    return summary
 
 
 def has_ended(summary: Mapping[str, Any], rounds: int) -> bool:

@@ -98,10 +98,12 @@ def combine_for(task: Task, run: Run, state: Grouping, client: ClientId, by: str
         label_parts.append(true_labels(test))
     predictions = {group: np.concatenate([part[group] for part in parts]) for group in classes}
     labels = np.concatenate(label_parts)
+    # Spread over all clients: they are joined by name, so the first samples would be those of few clients.
     evaluated = np.linspace(0, len(labels) - 1, min(MOST, len(labels))).astype(np.intp)
     if by == "sample":
         weights = weights_by_sample(predict_by_group(task, run, own_samples), classes, true_labels(own_samples))
-    elif by == "validation":  # half of the common samples give the weights, the other half is evaluated
+    elif by == "validation":
+        # Half of the common samples give the weights; accuracy is measured on the other half alone.
         validation = evaluated[::2]
         evaluated = evaluated[1::2]
         weights = weights_by_validation(

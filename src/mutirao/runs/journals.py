@@ -36,7 +36,8 @@ class BlockFile:
         self.path = path
         self.size = 0
         self.head = EMPTY
-        self._heads: dict[int, str] = {}  # the hash at each length of the file on disk: read once, for all checks
+        # The hash at each length of the file on disk: it is read once for the checks of all rounds.
+        self._heads: dict[int, str] = {}
 
     @property
     def mark(self) -> list[Any]:
@@ -115,6 +116,7 @@ def read_blocks(path: Path) -> Iterator[Iterator[memoryview]]:
 
         found = each()
         yield found
+        # Release the last view: a map cannot be closed while a view of it exists.
         found.close()
 
 
@@ -179,7 +181,8 @@ class RosterJournal:
             for block in blocks:
                 try:
                     part = load(bytes(block))
-                except Exception as error:  # safetensors raises its own kinds
+                except Exception as error:
+                    # safetensors raises errors of its own, not ValueError.
                     raise Damaged(f"{self.path} contains a block that is no roster") from error
                 names = json.loads(part.pop("ids").tobytes())
                 rows.append(np.array([index.setdefault(name, len(index)) for name in names], np.intp))
@@ -200,6 +203,7 @@ class RosterJournal:
     def _changed(self, roster: Roster) -> npt.NDArray[np.intp]:
         """The rows that differ from what was written last; a new client's were zeros and NaN."""
         now = roster_columns(roster)
+        # The roster is sorted by name: new clients shift the rows of the others.
         if self._ids is not roster.ids:
             place = np.array([roster.row(c) for c in self._ids], np.intp)
             before = self._last
@@ -210,8 +214,11 @@ class RosterJournal:
         differs = np.zeros(len(roster), np.bool_)
         for name, column in now.items():
             last = self._last.setdefault(name, unknown_column(name, len(roster), column))
-            changed = column.view(np.int64) != last.view(np.int64)  # by their bits: NaN equals NaN
-            differs |= changed if changed.ndim == 1 else changed.any(axis=1)
+            # Bits are compared, because NaN as a value is not equal to itself.
+            changed = column.view(np.int64) != last.view(np.int64)
+            if changed.ndim > 1:
+                changed = changed.any(axis=1)
+            differs |= changed
         return np.flatnonzero(differs)
 
 
@@ -237,9 +244,8 @@ class StateIndex:
     def __init__(self) -> None:
         self.last: dict[ClientId, StateFile] = {}  # of the current states
         self.files: dict[Path, int] = {}  # files with any current state, the oldest first, and their bytes
-        self.past: deque[tuple[int, Path, int]] = (
-            deque()
-        )  # (round, file, bytes): files without any current state since that round
+        # (round, file, bytes): files without any current state since that round. Earlier checkpoints still need them.
+        self.past: deque[tuple[int, Path, int]] = deque()
         self._left: dict[Path, set[ClientId]] = {}
         self.needed = 0  # bytes of the current states
         self.taken = 0  # bytes of the files that contain them
@@ -291,7 +297,8 @@ class StateJournal:
         self.states = ClientStates(self.home)
         self.index = StateIndex()
         self._new: list[Path] = []  # not yet forced to the disk
-        self._good: set[StateFile] = set()  # checked already: a state belongs to many rounds
+        # Checked already: the same state belongs to many rounds, and is read and hashed only once.
+        self._good: set[StateFile] = set()
 
     @property
     def is_used(self) -> bool:
@@ -331,7 +338,9 @@ class StateJournal:
         while self.index.past and self.index.past[0][0] <= oldest:
             self.index.past.popleft()
         needed = {*self.index.files, *(path for _, path, _ in self.index.past)}
-        for file in self.home.iterdir() if self.home.is_dir() else ():
+        if not self.home.is_dir():
+            return
+        for file in self.home.iterdir():
             if file not in needed:
                 file.unlink()
 

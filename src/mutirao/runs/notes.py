@@ -34,6 +34,7 @@ class Changed(Exception):
 def read_notes(folder: Path) -> RunNotes:
     """The notes of a run or study."""
     file = folder / NAME
+    # The folder may come from elsewhere: no link out of it is followed, and a pipe in it does not block.
     try:
         handle = os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     except FileNotFoundError:
@@ -64,7 +65,8 @@ def write_notes(folder: Path, text: str, seen: str) -> RunNotes:
         if not text.strip():
             (folder / NAME).unlink(missing_ok=True)
             return RunNotes()
-        part = folder / f".{NAME}.{secrets.token_hex(8)}"  # a new name: no symbolic link can wait under it
+        # A random name, so that no symbolic link can have been placed under it.
+        part = folder / f".{NAME}.{secrets.token_hex(8)}"
         try:
             with part.open("xb") as file:
                 file.write(content)

@@ -111,6 +111,7 @@ def place_by_name(names: list[ClientId], codes: Places, numbers: Places, clients
 
 def all_clients(seen: Sequence[ClientId], clients: int) -> list[ClientId]:
     """All client names. Unseen ones follow from the numbering of virtual clients, or are called `(unseen 1)` etc."""
+    # Virtual clients are called c0, c1, ... with leading zeros, as `virtual_clients` numbers them.
     width = len(str(clients - 1))
     numbered = [f"c{i:0{width}d}" for i in range(clients)]
     if set(seen) <= set(numbered):

@@ -31,11 +31,14 @@ class Progress:
         self._began = time.monotonic()
         self._first = 0
         self._bytes = 0
-        self._blocks = can_encode(BLOCKS)  # before a live display replaces the stream
+        # Asked here, since a live display later replaces the stream.
+        self._blocks = can_encode(BLOCKS)
 
     def __enter__(self) -> "Progress":
-        self.live = in_notebook() if self.mode == "auto" else None
-        if self.live is None and self.mode == "auto" and sys.stderr.isatty():
+        if self.mode != "auto":
+            return self
+        self.live = in_notebook()
+        if self.live is None and sys.stderr.isatty():
             from rich.console import Console
             from rich.live import Live
 
@@ -55,7 +58,8 @@ class Progress:
         if self.mode == "jsonl":
             print(json_line({"event": "round", "of": self.rounds, **row}), flush=True)
             return
-        if not self._first:  # preparation before the first round says nothing about the time of the next
+        # The clock starts after the first round: preparation before it says nothing about the time of the next.
+        if not self._first:
             self._first = run.round
             self._began = time.monotonic()
         self._bytes += int(row["bytes_down"]) + int(row["bytes_up"])
@@ -73,18 +77,21 @@ class Progress:
     def line(self, round: int, row: Mapping[str, Any], monitor: str, width: int) -> str:
         """As much as fits: round, metric, lost clients, a curve, the time left, clients and bytes."""
         made = round - self._first
-        left = (time.monotonic() - self._began) / made * (self.rounds - round) if made else 0.0
         lost = int(row["failed"]) + int(row["rejected"])
-        curve = sparkline(self.values, 16 if width >= 80 else 8) if self._blocks and len(self.values) > 1 else ""
-        parts = [  # (position on the line, text), the most important first
-            (0, f"round {round}/{self.rounds}"),
-            (2, f"{monitor} {row[monitor]:.4f}" if monitor in row else ""),
-            (3, f"{lost} of {row['selected']} clients lost" if lost else ""),
-            (1, curve),
-            (5, f"{clock(left)} left" if made and round < self.rounds else ""),
-            (4, "" if lost else f"{row['selected']} clients"),
-            (6, size(self._bytes)),
-        ]
+        # (position on the line, text), the most important first: what comes last is left out of a narrow line.
+        parts = [(0, f"round {round}/{self.rounds}")]
+        if monitor in row:
+            parts.append((2, f"{monitor} {row[monitor]:.4f}"))
+        if lost:
+            parts.append((3, f"{lost} of {row['selected']} clients lost"))
+        if self._blocks and len(self.values) > 1:
+            parts.append((1, sparkline(self.values, 16 if width >= 80 else 8)))
+        if made and round < self.rounds:
+            left = (time.monotonic() - self._began) / made * (self.rounds - round)
+            parts.append((5, f"{clock(left)} left"))
+        if not lost:
+            parts.append((4, f"{row['selected']} clients"))
+        parts.append((6, size(self._bytes)))
         kept: list[tuple[int, str]] = []
         for order, text in parts:
             if text and (not kept or sum(len(t) + 2 for _, t in kept) + len(text) < width):
@@ -114,9 +121,9 @@ class NotebookLine:
 
 def in_notebook() -> NotebookLine | None:
     """A line in the running notebook; None outside of notebooks."""
-    ipython = sys.modules.get("IPython")  # not imported here: in a notebook it is loaded already
-    shell = ipython.get_ipython() if ipython is not None else None
-    if getattr(shell, "kernel", None) is not None:
+    # IPython is not imported here: in a notebook it is loaded already.
+    ipython = sys.modules.get("IPython")
+    if ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None:
         return NotebookLine()
     return None
 
@@ -128,7 +135,10 @@ def sparkline(values: Sequence[float], width: int) -> str:
         return ""
     step = max(1.0, len(known) / width)
     some = [known[min(len(known) - 1, int((i + 1) * step) - 1)] for i in range(min(width, len(known)))]
-    share = 0.5 if max(known) - min(known) == float("inf") else 1.0  # the difference of huge numbers overflows
+    share = 1.0
+    # The difference of huge numbers overflows; that of their halves does not.
+    if max(known) - min(known) == float("inf"):
+        share = 0.5
     low = share * min(known)
     high = share * max(known)
     return "".join(BLOCKS[int((share * v - low) / ((high - low) or 1) * (len(BLOCKS) - 1))] for v in some)

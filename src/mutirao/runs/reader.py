@@ -35,17 +35,23 @@ def export_tables(folder: Path, out: Path, table: str = "history") -> int:
         raise ConfigError(f"cannot write {out}: expected a name that ends in {' or '.join(FORMATS)}")
     if table not in TABLES:
         raise ConfigError(f"there is no table {table!r} (valid: {', '.join(TABLES)})")
-    single = (folder / f"{table}.csv").is_file()
-    files = [folder / f"{table}.csv"] if single else sorted(folder.rglob(f"{table}.csv"))
+    files = [folder / f"{table}.csv"]
+    single = files[0].is_file()
+    if not single:
+        files = sorted(folder.rglob(f"{table}.csv"))
     found = {file.parent.relative_to(folder).as_posix(): Columns(file) for file in files}
-    found = {name: rows for name, rows in found.items() if len(rows)}  # runs without a round are left out
+    # Runs without a round are left out.
+    found = {name: rows for name, rows in found.items() if len(rows)}
     if not found:
         raise ConfigError(f"{folder} holds no run with a table {table}.csv")
-    columns = {} if single else {"run": [name for name, rows in found.items() for _ in range(len(rows))]}
+    columns: dict[str, list[Any]] = {}
+    if not single:
+        columns["run"] = [name for name, rows in found.items() for _ in range(len(rows))]
     texts = TEXTS if table == "clients" else frozenset()
     for name in dict.fromkeys(k for rows in found.values() for k in columns_in_order(rows)):
         cells = (cell for rows in found.values() for part in rows.cells(name) for cell in part)
-        columns[name] = one_type([(cell if name in texts else typed(cell)) if cell else None for cell in cells])
+        convert = str if name in texts else typed
+        columns[name] = one_type([convert(cell) if cell else None for cell in cells])
     content = to_parquet(columns) if out.suffix.lower() == ".parquet" else to_csv(columns)
     write_whole(out, content)
     return sum(map(len, found.values()))
@@ -65,9 +71,9 @@ def one_type(values: list[Any]) -> list[Any]:
     kinds = {type(v) for v in values if v is not None}
     if kinds <= {int}:
         return values
-    if kinds <= {int, float}:
-        return [None if v is None else float(v) for v in values]
-    return [None if v is None else str(v) for v in values]
+    # Parquet columns have one type: a column of numbers with one text is a column of texts.
+    convert = float if kinds <= {int, float} else str
+    return [None if v is None else convert(v) for v in values]
 
 
 def to_csv(columns: dict[str, list[Any]]) -> str:
@@ -116,6 +122,7 @@ class Record:
         try:
             config = tomllib.loads(text)
         except (ValueError, RecursionError):
+            # RecursionError: a file from elsewhere may be nested deeper than the parser can follow.
             config = {}
         return cls(path, text, config, json_of(path / "summary.json"), read_events(path / "audit.jsonl")[0])
 

@@ -82,7 +82,8 @@ def replay(
             mask, time = next_available(available, names, time + 1, mask, seed)
             roster.meet([c for c, there in zip(names, mask, strict=True) if there])
         asked = check_selection(select, select.probes(roster, t, rng(seed, t, "probe")), roster)
-        roster.probed(t, {c: max(1, int(roster.n[roster.row(c)])) for c in asked})  # with their known sample counts
+        # The record has no answers to other probes: the clients' known sample counts stand in for them.
+        roster.probed(t, {c: max(1, int(roster.n[roster.row(c)])) for c in asked})
         other.append(run_selector(select, roster, t, rng(seed, t, "select"), memory))
         first = [r["client"] for r in by_round[t] if r.get("try", 1) == 1]
         actual.append(sorted(first))

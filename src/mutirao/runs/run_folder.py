@@ -28,7 +28,8 @@ from mutirao.runs.csv_tables import CsvTable, typed_row
 from mutirao.runs.journals import RosterJournal, StateJournal
 from mutirao.runs.trust import mark
 
-LAST = 3  # checkpoints that are always kept, so that a damaged one does not end a run
+# So many checkpoints are always kept, so that a damaged one does not end a run.
+LAST = 3
 Keep = int | Literal["few", "all"]
 
 
@@ -43,10 +44,12 @@ def rounds_to_drop(sizes: Mapping[int, int], keep: Keep, most: int | None, spars
     """
     rounds = sorted(sizes)
     last = LAST if isinstance(keep, str) else keep
+    # The last ones stay, whatever `most` is. One less than `last`, as the new round's checkpoint comes after this.
     stay: list[int] = []
     if last > 1:
         stay = rounds[1 - last :]
         rounds = rounds[: 1 - last]
+    # `not n & (n - 1)` holds for 0 and the powers of two.
     kept = [n for n in rounds if keep == "all" or (keep == "few" and sparse and not n & (n - 1))]
     total = sum(sizes[n] for n in [*kept, *stay])
     while most is not None and total > most and kept:
@@ -58,8 +61,10 @@ log = logging.getLogger("mutirao")
 
 SCHEMA = 1
 TABLES = ("history.json", "history.csv", "clients.csv")
-LAG = 10  # history.json is rewritten when a tenth is missing: a long run must not write all of it every second
-SYNC_EVERY = 1.0  # seconds between forced writes to the disk: a power cut costs at most that much
+# history.json is rewritten when a tenth is missing: a long run must not write all of it every second.
+LAG = 10
+# Seconds between forced writes to the disk: a power cut costs at most that much.
+SYNC_EVERY = 1.0
 
 
 class Folder:
@@ -135,6 +140,7 @@ class Folder:
             self.sites.go_on_after(facts.get("sites"), min(self._sizes))
             for replaced, _, size in self.sites.index.past:
                 self._sizes[max(n for n in self._sizes if n < replaced)] += size
+            # Left in place, a damaged state would count as a later round, as `committed` goes by the files' names.
             if number < rounds[0]:
                 for damaged in (n for n in rounds if n > number):
                     self._set_aside(damaged)
@@ -170,6 +176,11 @@ class Folder:
         # Each checkpoint keeps the files of client states alive, so few are kept if there are such files.
         old = rounds_to_drop(self._sizes, self.keep, self.keep_bytes, sparse=not self.sites.is_used)
         facts = self.facts(run, rest)
+        further: dict[str, Any] = {}
+        if heads:
+            further["heads"] = {c: dict(h) for c, h in sorted(heads.items())}
+        if done.versions:
+            further["site_versions"] = done.versions
         self.audit.append(
             "round",
             round=run.round,
@@ -179,8 +190,7 @@ class Folder:
             clients=fingerprint(names),
             best=best,
             dropped=old,
-            **({"heads": {c: dict(h) for c, h in sorted(heads.items())}} if heads else {}),
-            **({"site_versions": done.versions} if done.versions else {}),
+            **further,
         )
         self.checkpoint(run, facts, durable, rest)
         for number in old:
@@ -243,7 +253,7 @@ class Folder:
 
     def facts(self, run: Run, rest: Arrays | None = None) -> dict[str, Any]:
         """The facts of a state file that the audit trail records; `rest` is its content."""
-        return {
+        facts = {
             "schema": SCHEMA,
             "seed": run.seed,
             "round": run.round,
@@ -251,10 +261,13 @@ class Folder:
             "rest": digest(self._beside(run) if rest is None else rest),
             "history": self.history.rows,
             "clients": self.clients.rows,
-            **({"roster": self.journal.mark} if self.journal.is_used else {}),
-            **({"sites": self.sites.journal.mark} if self.sites.is_used else {}),
-            "elapsed": self._seconds(),
         }
+        if self.journal.is_used:
+            facts["roster"] = self.journal.mark
+        if self.sites.is_used:
+            facts["sites"] = self.sites.journal.mark
+        facts["elapsed"] = self._seconds()
+        return facts
 
     def checkpoint(self, run: Run, facts: Mapping[str, Any], durable: bool, rest: Arrays | None = None) -> None:
         """Write everything needed to resume after the run's round; the audit trail's last event records the `facts`."""
@@ -262,6 +275,7 @@ class Folder:
         full = {**facts, "trail": [self.audit.first, self.audit.head]}
         full["check"] = fingerprint(full)
         rest = self._beside(run) if rest is None else rest
+        # The state file comes last, because its presence is what commits the round.
         self._sizes[run.round] = size + save_arrays(self.state(run.round), rest, full, durable)
 
     def load(self, number: int, states: bool = True) -> tuple[Run, dict[str, Any]]:
@@ -313,8 +327,9 @@ class Folder:
 
     def _beside(self, run: Run) -> Arrays:
         """The content of a state file: all of a run except its model and what is in journals."""
-        roster = {} if self.journal.is_used else run.roster.to_arrays()
-        parts = {"memory": run.memory, "roster": roster, "sites": run.sites}
+        parts: dict[str, Arrays] = {"memory": run.memory, "roster": {}, "sites": run.sites}
+        if not self.journal.is_used:
+            parts["roster"] = run.roster.to_arrays()
         content: Arrays = {}
         for part, values in parts.items():
             content |= {f"{part}/{key}": value for key, value in values.items()}

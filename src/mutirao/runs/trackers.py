@@ -128,6 +128,7 @@ class MLflow:
         try:
             return Flow(client, flow.entities, json.loads(known.read_text(encoding="utf-8"))["run"], folder)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            # The folder starts its first run, or its note of the earlier one cannot be read.
             pass
         found = client.get_experiment_by_name(self.experiment)
         place = found.experiment_id if found else client.create_experiment(self.experiment)
@@ -204,6 +205,7 @@ class SafeSink:
     def _try(self, send: Callable[[Mapping[str, Any]], None], content: Mapping[str, Any]) -> None:
         try:
             send(content)
-        except Exception as error:  # a tracker may raise anything, from a full disk to a server that is gone
+        # A tracker may raise anything, from a full disk to a server that is gone.
+        except Exception as error:
             log.warning("tracking ends here, the run goes on: %s", " ".join(str(error).split())[:300])
             self.sink = SilentSink()

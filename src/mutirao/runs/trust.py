@@ -43,7 +43,9 @@ def check_trust(
     known = dotted_in(list(typed))
     unknown = [name for name in dotted_in(table) if name not in known]
     if unknown and not own() and not trust(where, unknown):
-        advice = "it is loaded only from a run of your own" if trust is distrust else "read it first, then add --trust"
+        advice = "read it first, then add --trust"
+        if trust is distrust:
+            advice = "it is loaded only from a run of your own"
         raise ConfigError(f"{where} names code to run: {', '.join(unknown)}; {advice}")
 
 
@@ -101,14 +103,16 @@ def signed(key: bytes, texts: Sequence[str]) -> str:
 def own_key(make: bool = False) -> bytes | None:
     """This user's secret key, created when first needed; None if there is none or it cannot be stored."""
     try:
-        home = os.environ.get("XDG_CONFIG_HOME", "")
-        file = (Path(home) if home else Path.home() / ".config") / "mutirao" / "key"
+        # `Path.home` raises RuntimeError for a user without a home, so it is called only if needed.
+        home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+        file = Path(home) / "mutirao" / "key"
         if make and not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             part = file.with_name(f".key.{os.getpid()}.{secrets.token_hex(4)}")
             with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
                 out.write(secrets.token_hex(32).encode())
-            with contextlib.suppress(FileExistsError):  # another process was first: its key is used
+            # Unlike a rename, a link never replaces the key of another process that was first.
+            with contextlib.suppress(FileExistsError):
                 os.link(part, file)
             part.unlink()
         key = file.read_bytes()

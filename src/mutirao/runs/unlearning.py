@@ -67,7 +67,8 @@ def forget(
         return record
     summary = execute(recipe, config, out, resume=True, watch=watch, draw=draw, report=report)
     best = out / "checkpoints" / "best.safetensors"
-    if not best.exists():  # no repeated round was better than those kept
+    # No repeated round was better than the rounds kept.
+    if not best.exists():
         kept = checkpoint_of(Folder(folder), summary["best_round"])
         if kept is not None:
             write_whole(best, kept.read_bytes())
@@ -107,7 +108,10 @@ def begin_without(folder: Path, recipe: str, config: Any, client: ClientId, out:
         others = ",".join(sorted(parse_names(config.exclude) - {client}))
         check_facts(source, find(recipe).prepare(replace(config, exclude=others)))
     more = task.left_out.get(client, "")
-    start = None if more else last_without(source, client, first)
+    # What precedes the rounds is made again without the client, so then no checkpoint can be kept.
+    start = None
+    if not more:
+        start = last_without(source, client, first)
     part = out.with_name(f".{out.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     record = {
@@ -175,7 +179,8 @@ def keep_privacy_spent(run: Run, before: Run, client: ClientId) -> None:
     """Keep the privacy budget that other clients have spent, although those rounds are repeated."""
     if RELEASES in before.memory:
         run.memory = run.memory | {RELEASES: before.memory[RELEASES]}
-    if EPSILON in before.roster.figures:  # clients account for themselves, by the number of requests
+    # Clients account for their own budget, by the number of requests.
+    if EPSILON in before.roster.figures:
         run.roster.meet([c for c in before.roster.ids if c != client])
         for c in run.roster.ids:
             run.roster.asked[run.roster.row(c)] = before.roster.asked[before.roster.row(c)]
@@ -197,8 +202,13 @@ def write_past(
     rounds = {e["round"]: e for e in events if e["event"] == "round"}
     started = [e["model"] for e in events if e["event"] == "started"]
     facts = {"client": client, "run": record["run"], "head": record["head"], "round": run.round}
-    model = digest(run.arrays) if not run.round else (started or [""])[-1]
-    dropped = [0] if run.round else []
+    current = digest(run.arrays)
+    model = current
+    dropped = []
+    # Only the checkpoint of the last kept round is written. If it is not of round 0, the first model counts as dropped.
+    if run.round:
+        model = (started or [""])[-1]
+        dropped = [0]
     entry = {"config": fingerprint(config), "model": model, "versions": versions()}
     if not run.round:
         state_facts = new.facts(run)
@@ -211,15 +221,13 @@ def write_past(
     for number in range(1, run.round + 1):
         mine = new.history.append([r for r in history if int(r["round"]) == number])
         names = new.clients.append([r for r in clients if int(r["round"]) == number])
-        last = number == run.round
-        new.audit.append(
-            "round",
-            round=number,
-            model=digest(run.arrays) if last else rounds[number]["model"],
-            history=fingerprint(mine),
-            clients=fingerprint(names),
-            dropped=[] if last else [number],
-            **({"state": fingerprint(state_facts := new.facts(run))} if last else {}),
-        )
+        event: dict[str, Any] = {"model": current, "history": fingerprint(mine), "clients": fingerprint(names)}
+        event["dropped"] = []
+        if number < run.round:
+            event |= {"model": rounds[number]["model"], "dropped": [number]}
+        else:
+            state_facts = new.facts(run)
+            event["state"] = fingerprint(state_facts)
+        new.audit.append("round", round=number, **event)
     run.history = [typed_row(row) for row in new.history.read()]
     return state_facts

@@ -31,11 +31,15 @@ def verify(path: Path, with_trails: Iterable[str] = ()) -> tuple[list[str], list
     if not (path / "audit.jsonl").exists() and not (path / "config.toml").exists():
         raise ConfigError(f"{path} holds no run")
     events, problems = check_chain(path / "audit.jsonl")
-    good = [f"audit.jsonl: {len(events)} events, chained"] if not problems else []
-    events = [event for event in events if is_unaltered(event)]  # an altered event proves nothing about the files
+    good = []
+    if not problems:
+        good.append(f"audit.jsonl: {len(events)} events, chained")
+    # An altered event proves nothing about the files.
+    events = [event for event in events if is_unaltered(event)]
     folder = Folder(path)
     rounds = last_of_each_round(events)
     saved = [e for e in events if e["event"] == "saved"]
+    # `save_run` writes a history without recording rounds, so there is one hash for all of it.
     tables = check_saved(path, saved[-1]) if saved else check_tables(path, rounds)
     for name, check in (
         ("config.toml", check_config(path, events)),
@@ -48,7 +52,8 @@ def verify(path: Path, with_trails: Iterable[str] = ()) -> tuple[list[str], list
         ("summary.json", check_summary(path, events)),
     ):
         problems += check
-        good += [] if check else [f"{name}: as audited"]
+        if not check:
+            good.append(f"{name}: as audited")
     heads, missing = count_heads(rounds, CsvTable(path / "clients.csv").each(), with_trails)
     return good + heads, problems + missing
 
@@ -57,7 +62,9 @@ def verify_all(path: Path, sites: Sequence[Path] = (), table: Path | None = None
     """Verify a run folder and the sites' own trails, or one trail alone; write all events to a CSV file if asked."""
     if path.is_file():
         name, events, problems = read_trail(path)
-        good = [f"{path.name}: {len(events)} events, chained"] if not problems else []
+        good = []
+        if not problems:
+            good.append(f"{path.name}: {len(events)} events, chained")
         trails = {name: events}
     else:
         good, problems = verify(path, [read_trail(site)[0] for site in sites])
@@ -101,12 +108,18 @@ def check_tables(path: Path, rounds: dict[int, dict[str, Any]]) -> list[str]:
     for name in ("history", "clients"):
         by_round: dict[str, str] = {}
         for round, rows in itertools.groupby(CsvTable(path / f"{name}.csv").each(), lambda row: row.get("round", "?")):
-            by_round[round] = fingerprint(list(rows)) if round not in by_round else "in two places"
+            # A run writes all rows of a round at once: a second group of them was added later.
+            if round in by_round:
+                by_round[round] = "in two places"
+            else:
+                by_round[round] = fingerprint(list(rows))
         for number, event in rounds.items():
             found = by_round.pop(str(number), fingerprint([]))
             if found == event[name]:
                 continue
-            how = "are missing" if found == fingerprint([]) else "were altered"
+            how = "were altered"
+            if found == fingerprint([]):
+                how = "are missing"
             problems.append(f"{name}.csv: the rows of round {number} {how}")
         # Rows of the next round may exist: it was interrupted before its commit.
         unknown = [r for r in by_round if not (r.isdecimal() and int(r) == max(rounds, default=0) + 1)]
@@ -169,7 +182,8 @@ def check_states(folder: Folder, events: list[dict[str, Any]]) -> list[str]:
                 if str(place) in str(error):
                     file, _, what = str(error).removeprefix(f"{folder.path}/").partition(" ")
                     problems.append(f"{file}: {what}")
-            continue  # damage in other files is reported by their own checks
+            # Damage in other files is reported by their own checks.
+            continue
         event = by_hash.get(facts["trail"][1])
         if event is None:
             problems.append(f"audit.jsonl: events known to {name} are gone")
@@ -177,7 +191,8 @@ def check_states(folder: Folder, events: list[dict[str, Any]]) -> list[str]:
             found = fingerprint({key: value for key, value in facts.items() if key != "trail"})
             if event.get("state", found) != found:
                 problems.append(f"{name}: it is not the audited one")
-    return list(dict.fromkeys(problems))  # once: a journal that is cut off affects every later state
+    # Each only once: a journal that is cut off affects every later state.
+    return list(dict.fromkeys(problems))
 
 
 def check_model(folder: Folder, path: Path, digests: list[str], round: int | None = None) -> list[str]:

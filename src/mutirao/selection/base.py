@@ -25,8 +25,9 @@ class Counted:
 
 def check_count(count: int | float) -> None:
     """Refuse a count that is neither a number of clients nor a share of them."""
-    whole = isinstance(count, int) and not isinstance(count, bool)
-    if not (count >= 1 if whole else isinstance(count, float) and 0 < count <= 1):
+    is_number = isinstance(count, int) and not isinstance(count, bool) and count >= 1
+    is_share = isinstance(count, float) and 0 < count <= 1
+    if not (is_number or is_share):
         raise ValueError(f"count is {count!r}, but must be a whole number of at least 1 or a share above 0 up to 1.0")
 
 
@@ -68,7 +69,8 @@ def sample_weighted(weights: Floats, count: int, rng: np.random.Generator) -> np
     count = min(count, len(weights))
     if not count:
         return np.zeros(0, np.intp)
-    p = np.maximum(weights / max(weights.max(), 1e-300), 1e-12)  # 0 is sampled only when no other is left
+    # `choice` refuses a sample larger than the number of positive weights: 0 is sampled only when no other is left.
+    p = np.maximum(weights / max(weights.max(), 1e-300), 1e-12)
     return rng.choice(len(weights), count, replace=False, shuffle=False, p=p / p.sum())
 
 
@@ -77,7 +79,9 @@ def pass_over(roster: Roster, rows: Rows, most: float, needed: int) -> Rows:
 
     So a client with false metrics cannot be selected more often than that.
     """
-    fair = rows[roster.selected[rows] <= most * roster.selected[rows].mean()] if most and len(rows) else rows
+    if not most or not len(rows):
+        return rows
+    fair: Rows = rows[roster.selected[rows] <= most * roster.selected[rows].mean()]
     if len(fair) >= needed:
         return fair
     return rows
@@ -91,10 +95,15 @@ def unseen_first(roster: Roster, kind: str, rows: Rows, wanted: int, rng: np.ran
     if not len(rows):
         return rows, rows
     vectors = roster.vectors.get(kind)
-    known = np.zeros(len(rows), np.bool_) if vectors is None else ~np.isnan(vectors[rows]).any(axis=1)
+    known: npt.NDArray[np.bool_] = np.zeros(len(rows), np.bool_)
+    if vectors is not None:
+        known = np.asarray(~np.isnan(vectors[rows]).any(axis=1))
     due = ~known & (roster.selected[rows] <= roster.selected[rows].mean())
-    few = max(0, wanted - int(np.count_nonzero(known)))  # so many must be unknown, due or not
-    unknown = rows[due] if np.count_nonzero(due) >= few else rows[~known]
+    # If there are too few known clients for the round, so many must be unknown, due or not.
+    few = max(0, wanted - int(np.count_nonzero(known)))
+    unknown = rows[~known]
+    if np.count_nonzero(due) >= few:
+        unknown = rows[due]
     return rng.choice(unknown, min(wanted, len(unknown)), replace=False, shuffle=False), rows[known]
 
 

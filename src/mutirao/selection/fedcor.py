@@ -101,6 +101,7 @@ class FedCor(Counted):
         wanted = how_many(self.count, len(here))
         known = load_state(memory, roster)
         self.note_losses(known, roster, round)
+        # A round that failed is selected for again, and must not be learnt from twice.
         if self.learns(round) and len(known["changes"]) and known["learnt"][0] != round:
             self.learn(known, roster, round, rng)
         memory |= {PREFIX + k: v for k, v in known.items()} | {PREFIX + "ids": ids_to_array(roster.ids)}
@@ -128,7 +129,9 @@ class FedCor(Counted):
         """Learn the process from the changes, starting from the last one, or from random points."""
         points = known["points"] if len(known["points"]) else np.full((self.dimension, len(roster)), np.nan)
         random = rng.standard_normal(points.shape) / np.sqrt(len(points))  # lengths of 1 on average
-        steps = STEPS * (1 if known["learnt"][0] else FIRST)
+        steps = STEPS
+        if not known["learnt"][0]:
+            steps = STEPS * FIRST
         weights = self.decay ** (round - known["rounds"])
         points = fit_points(np.where(np.isnan(points), random, points), known["changes"], weights, steps)
         known |= {"points": points, "counted": roster.selected.astype(np.float64), "learnt": np.array([float(round)])}
@@ -166,7 +169,8 @@ def likelihood_gradient(points: Floats, changes: Floats) -> Floats:
 
     With S the covariance and a = S^-1 y, it is X (a a' - S^-1), computed in the points' few dimensions, without S.
     """
-    inner = np.linalg.solve(NOISE**2 * np.eye(len(points)) + points @ points.T, points)  # X S^-1
+    # X S^-1 = X (X' X + s I)^-1 = (X X' + s I)^-1 X, with s the variance of the noise.
+    inner = np.linalg.solve(NOISE**2 * np.eye(len(points)) + points @ points.T, points)
     a = (changes - points.T @ (inner @ changes)) / NOISE**2
     return np.asarray(np.outer(points @ a, a) - inner)
 

@@ -50,7 +50,8 @@ class FedCS(Counted):
             return names_in(roster, rows[self.schedule(ready, upload, most)])
         seconds = ready + upload
         quickest = top(-seconds, most, rng)
-        in_time = seconds[quickest] <= max(self.deadline, seconds.min())  # if nobody can: a round needs someone
+        # If no client can reply in time, the quickest is taken: a round needs one.
+        in_time = seconds[quickest] <= max(self.deadline, seconds.min())
         return names_in(roster, rows[quickest[in_time]])
 
     def schedule(self, ready: Floats, upload: Floats, most: int) -> npt.NDArray[np.intp]:

@@ -86,6 +86,7 @@ class HiCSFL(Counted):
 
 def estimated_entropies(moves: Floats, temperature: float) -> Floats:
     """H(softmax(d / temperature)) of each row d, in nats."""
+    # The largest is subtracted first: softmax stays the same, and exp cannot overflow.
     heat = moves / temperature
     p = np.exp(heat - heat.max(axis=1, keepdims=True))
     p /= p.sum(axis=1, keepdims=True)
@@ -97,6 +98,7 @@ def heterogeneity_distances(moves: Floats, entropy: Floats, balance: float) -> F
     length = np.linalg.norm(moves, axis=1)
     unit = np.divide(moves, length[:, None], out=np.zeros_like(moves), where=length[:, None] > 0)
     some = np.outer(length > 0, length > 0)
+    # Clipped: rounding may take a cosine just beyond 1, where arccos is NaN.
     angle = np.where(some, np.arccos(np.clip(unit @ unit.T, -1, 1)), 0.0)
     np.fill_diagonal(angle, 0.0)  # rounding makes small angles of 0
     return np.asarray(angle + balance * np.abs(entropy[:, None] - entropy[None, :]))

@@ -153,8 +153,11 @@ class Oort(Counted):
         wanted = how_many(self.count, len(here))
         share = max(self.explore_least, self.explore * self.explore_decay ** (round - 1))
         wished = wanted - min(len(new), int(share * wanted))
-        allowed = old[~self.blacklisted(roster)[old]] if self.blacklist else old
-        old = allowed if len(allowed) + len(new) >= wanted else old
+        if self.blacklist:
+            allowed = old[~self.blacklisted(roster)[old]]
+            # The blacklist gives way where it would leave too few clients for a round.
+            if len(allowed) + len(new) >= wanted:
+                old = allowed
         exploited = min(len(old), wished)
         chosen = [new[sample_weighted(self.quickness(roster)[new], wanted - exploited, rng)]]
         if exploited:
@@ -170,7 +173,8 @@ class Oort(Counted):
         value += np.sqrt(0.1 * np.log(max(1, round)) / np.maximum(1, roster.last_replied[rows]))
         if not (duration := duration or self.duration):
             return value
-        slowness = np.fmax(1.0, seconds_of(roster)[rows] / duration)  # one not known is not slow
+        # fmax ignores NaN, so that a client of unknown speed is not slow.
+        slowness = np.fmax(1.0, seconds_of(roster)[rows] / duration)
         return np.asarray(value * slowness**-self.penalty)
 
     def gains(self, roster: Roster, rows: npt.NDArray[np.intp]) -> Floats:

@@ -81,7 +81,7 @@ def parse_scores(text: str) -> Mapping[str, float]:
     for term in re.split(r"\s\+\s", text.strip()):
         weight, _, name = term.strip().rpartition(" ")
         try:
-            weights[name] = weights.get(name, 0.0) + (float(weight) if weight else 1.0)
+            weights[name] = weights.get(name, 0.0) + float(weight or 1.0)
         except ValueError:
             raise ConfigError(f"scores: {term!r} is not a weight and a score, such as '0.5 age'") from None
         if not math.isfinite(weights[name]):
@@ -136,12 +136,20 @@ def mix_scores(
         values = np.asarray(score_of(name)(roster, round), np.float64)
         if values.shape != (len(roster),):
             raise ConfigError(f"score {name!r} gave values of shape {values.shape} for {len(roster)} clients")
-        most = math.log(classes) if classes and name == "entropy" else LARGEST
-        known = np.clip(values if len(rows) == len(roster) else values[rows], -LARGEST, most)
+        start = -LARGEST
+        most = LARGEST
+        if classes and name == "entropy":
+            # ln(classes) is the highest entropy there is: that of a model which has learnt nothing.
+            most = math.log(classes)
+            start = most
+        if len(rows) != len(roster):
+            values = values[rows]
+        known = np.clip(values, -LARGEST, most)
         if name in UTILITIES and name != "entropy":
             known = cut_tails(known)
-        scaled = scale_to_one(fill_unknown(known, most if most < LARGEST else -LARGEST))
-        scaled *= weight  # in place: each further array of a million takes longer to get than to fill
+        scaled = scale_to_one(fill_unknown(known, start))
+        # In place: with a million clients another array takes longer to allocate than to fill.
+        scaled *= weight
         total += scaled
     return total
 

@@ -71,7 +71,9 @@ def rounds(figure: Figure, record: Record) -> float:
     curve = curve_in(figure, record)
     sign = -1.0 if figure.lower else 1.0
     place = rounds_to([sign * value for _, value in curve], sign * figure.threshold)
-    return float(curve[place - 1][0] if place else record.rounds + 1)
+    if place:
+        return float(curve[place - 1][0])
+    return float(record.rounds + 1)
 
 
 def stable(figure: Figure, record: Record) -> float:
@@ -81,8 +83,10 @@ def stable(figure: Figure, record: Record) -> float:
         return math.nan
     end = float(np.mean([value for round, value in curve if round > curve[-1][0] - figure.last]))
     away = [i for i, (_, value) in enumerate(curve) if abs(value - end) > SETTLED * abs(end)]
-    first = away[-1] + 1 if away else 0
-    return float(curve[first][0] if first < len(curve) else record.rounds + 1)
+    first = max(away, default=-1) + 1
+    if first < len(curve):
+        return float(curve[first][0])
+    return float(record.rounds + 1)
 
 
 def selection_gini(figure: Figure, record: Record) -> float:
@@ -203,6 +207,7 @@ def check_value(claim: Claim, values: Collection[float], shared: float = 0.0) ->
             return "not shown", ours
         return verdict_of(found.mean < claim.value), ours
     compared = values if claim.rule == "each" else [mean]
+    # 1e-12: a difference that equals the tolerance on paper may exceed it by rounding.
     difference = max(abs(value - claim.value) for value in compared)
     return verdict_of(difference <= claim.tolerance + 1e-12), ours
 

@@ -77,6 +77,7 @@ def compare_methods(study: Study, out: Path) -> list[MethodResult]:
     for metric in study.metrics or tuple(found):
         results_of_metric = [result_of(study, runs, method, metric) for method in study.methods if method in runs]
         known = {line.method: line.against.p_t for line in results_of_metric if line.against}
+        # Holm's correction needs the p-values of all methods by this metric, so it is added to their lines afterwards.
         corrected = holm({method: p for method, p in known.items() if not math.isnan(p)})
         lines += [
             MethodResult(**{**vars(line), "p_holm": corrected.get(line.method, math.nan)}) for line in results_of_metric
@@ -111,6 +112,7 @@ def result_of(study: Study, runs: Runs, method: str, metric: str) -> MethodResul
     elif not common:
         verdict = "nothing in common"
     else:
+        # With the sign, a positive difference is always an improvement, and one-sided p-values test for that.
         sign = -1.0 if direction == "lower" else 1.0
         ours = np.array([ends[place] for place in common])
         theirs = np.array([baseline[place][metric] for place in common])
@@ -152,6 +154,7 @@ def reached_in(curves: Sequence[Sequence[tuple[int, float]]], threshold: float, 
     times: list[float] = []
     for curve in curves:
         count = rounds_to([sign * value for _, value in curve], sign * threshold)
+        # Evaluations may be several rounds apart: what is counted are rounds, not evaluations.
         times.append(math.inf if count is None else curve[count - 1][0])
     known = sum(math.isfinite(time) for time in times)
     median = float(np.median(times)) if times else math.inf
@@ -324,8 +327,11 @@ def write_tables(study: Study, lines: Sequence[MethodResult], out: Path) -> None
     header = header_of(lines)
     about = study.published
     write_whole(out / "table.csv", write_rows([header, *(row_of(line, header) for line in lines)]))
-    said = f"\nPublished: {about.source}.{f' {about.note}' if about.note else ''}\n" if about.claims else ""
-    write_whole(out / "table.md", markdown(lines) + said)
+    text = markdown(lines)
+    if about.claims:
+        note = f" {about.note}" if about.note else ""
+        text += f"\nPublished: {about.source}.{note}\n"
+    write_whole(out / "table.md", text)
     write_whole(out / "table.tex", latex(lines))
     rows = [
         {
@@ -338,12 +344,7 @@ def write_tables(study: Study, lines: Sequence[MethodResult], out: Path) -> None
             "wobble": x.final_std,
             "rounds_to": x.reached,
             "values": list(x.values),
-            "difference": x.against.difference.mean if x.against else None,
-            "difference_half": x.against.difference.half if x.against else None,
-            "p": x.against.p if x.against else None,
-            "p_two_sided": x.against.p_two_sided if x.against else None,
-            "p_t": x.against.p_t if x.against else None,
-            "p_holm": x.p_holm if x.against else None,
+            **comparison_fields(x),
             **effects_of(x.against),
             "verdict": x.verdict,
             "published": published_of(x),
@@ -360,10 +361,27 @@ def write_tables(study: Study, lines: Sequence[MethodResult], out: Path) -> None
     write_whole(out / "table.json", json.dumps(table, indent=2) + "\n")
 
 
+def comparison_fields(line: MethodResult) -> dict[str, float | None]:
+    """The difference from the baseline and its p-values, None without a test."""
+    test = line.against
+    if test is None:
+        return dict.fromkeys(("difference", "difference_half", "p", "p_two_sided", "p_t", "p_holm"))
+    return {
+        "difference": test.difference.mean,
+        "difference_half": test.difference.half,
+        "p": test.p,
+        "p_two_sided": test.p_two_sided,
+        "p_t": test.p_t,
+        "p_holm": line.p_holm,
+    }
+
+
 def effects_of(test: Comparison | None) -> dict[str, Any]:
     """The effect sizes with their confidence intervals, None without a test."""
-    sizes = {"r": test.r, "delta": test.delta, "d": test.d} if test else {}
-    values: dict[str, Any] = {name: sizes[name].value if test else None for name in ("r", "delta", "d")}
+    if test is None:
+        return dict.fromkeys(("r", "delta", "d"))
+    sizes = {"r": test.r, "delta": test.delta, "d": test.d}
+    values: dict[str, Any] = {name: size.value for name, size in sizes.items()}
     return values | {f"{name}_95": [size.low, size.high] for name, size in sizes.items() if not math.isnan(size.low)}
 
 

@@ -79,6 +79,7 @@ def confirming(tuning: Tuning, trials: Sequence[Trial]) -> str:
     best = winners(tuning, trials)
     study = tuning.study
     table = dict(tuning.table)
+    # The study's own seeds, which tuning must not use: settings chosen for their luck with a seed are found out.
     seeds = list(dict.fromkeys(value for cell in study.cells for key, value in cell.place if key == "seed"))
     settings = merged([*flatten(table.get("settings", {})), *tuning.fixed])
     methods = {}

@@ -24,7 +24,8 @@ from mutirao.studies.study import Study
 
 HOME = Path(__file__).parent / "systems"
 NAMES = ("fedrisk", "aoiu", "groups", "recsys", "cytology")
-QUICK_LIMIT = 8.5  # minutes after which no further runs start: tables and the report take the rest of ten
+# Minutes after which runs are stopped: tables and the report take the rest of ten.
+QUICK_LIMIT = 8.5
 LEAST_ROUNDS = 2
 
 
@@ -180,7 +181,10 @@ def pick(table: Mapping[str, Any], methods: Sequence[str]) -> dict[str, Any]:
 def find_system_data(system: System, given: Path | None) -> Path | None:
     """The folder with the system's data: the given one or one in it, else in the usual places; None if not found."""
     wanted = system.data
-    for home in [given] if given else usual_places():
+    homes = usual_places()
+    if given:
+        homes = [given]
+    for home in homes:
         for folder in (home, *(home / name for name in wanted.names)):
             if folder.is_dir() and any(folder.glob(wanted.holds)):
                 return folder

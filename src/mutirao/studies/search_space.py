@@ -97,6 +97,7 @@ class Proposed(Search):
 
         if self.study is None:
             optuna.logging.set_verbosity(optuna.logging.ERROR)
+            # The sampler uses NumPy's RandomState, which takes seeds of 32 bits.
             sampler = optuna.samplers.TPESampler(seed=derive_seed(0, 0, "tune") % 2**32)
             self.study = optuna.create_study(direction="maximize", sampler=sampler)
         if self.done >= self.size:
@@ -164,8 +165,12 @@ def read_ranges(where: str, table: Any) -> dict[str, SearchRange | Sequence[Any]
     """Ranges of settings: {low, high, log}, or a list to choose from."""
     found: dict[str, Any] = {}
     for key, value in settings_table(where, table).items():
+        # A table without `low` and `high` is not a range but the settings of a part, such as `aggregate`.
         inner = isinstance(value, Mapping) and not {"low", "high"} & value.keys()
-        found |= {f"{key}.{sub}": v for sub, v in value.items()} if inner else {key: value}
+        if inner:
+            found |= {f"{key}.{sub}": v for sub, v in value.items()}
+        else:
+            found[key] = value
     return {key: parse_range(f"{where}.{key}", value) for key, value in found.items()}
 
 

@@ -49,12 +49,14 @@ def compare_selectors(
         line["best"] = float(np.mean([best_so_far(run, metric)[-1] for run in runs]))
         line |= {key: float(np.mean([f[key] for f in figures])) for key in FAIRNESS}
         worst = float(np.mean([worst_decile(run, metric) for run in runs]))
-        line["worst_decile"] = None if math.isnan(worst) else worst  # NaN without test data at the clients
+        # NaN, which JSON does not have, if no client was evaluated.
+        line["worst_decile"] = None if math.isnan(worst) else worst
         line["leads"] = leads[name]
         for target in targets:
             line[f"rounds to {target:g}"] = str(count_rounds(runs, metric, target))
             costs = [cost_to(run, metric, target) for run in runs]
             for kind in COSTS:
+                # A mean over only those runs that reached the target would favour a method that mostly fails.
                 known = [c[kind] for c in costs if c is not None and kind in c]
                 line[f"{kind} to {target:g}"] = float(np.mean(known)) if len(known) == len(runs) else None
         lines.append(line)
@@ -92,7 +94,8 @@ def tables(lines: Sequence[Mapping[str, Any]], targets: Sequence[float]) -> str:
         )
         for line in lines
     ]
-    columns = [(kind, target) for target in targets for kind in COSTS if kind != "seconds"]  # seconds: of this machine
+    # Wall-clock seconds depend on the machine, so they are not compared here.
+    columns = [(kind, target) for target in targets for kind in COSTS if kind != "seconds"]
     known_kinds = {kind for kind, target in columns for line in lines if line.get(f"{kind} to {target:g}") is not None}
     columns = [(kind, target) for kind, target in columns if kind in known_kinds]
     cost = [("policy", *(f"{cost_heading(kind)} to {target:g}" for kind, target in columns))]

@@ -237,8 +237,10 @@ def run_study(
     count = min(workers or len(study.cells), len(study.cells))
     with locked_folder(out), open_pool(count, start, study.recipe) as pool:
         named = study.metrics or tuple(metric for _, metric in study.published.claims)
-        for _, known, _ in pool.each(declared_metrics, study.cells[:1] if named else ()):
-            check_declared(named, known or ())
+        # A metric that the task does not have is found before any cell is run.
+        if named:
+            for _, known, _ in pool.each(declared_metrics, study.cells[:1]):
+                check_declared(named, known or ())
         plan = plan_of(study) | mark(study.names, out, study.text, *study.sets)
         write_whole(out / "study.json", json.dumps(plan, indent=2) + "\n")
         return run_cells(study, out, pool, watch)
@@ -248,13 +250,15 @@ def run_cells(
     study: Study, out: Path, pool: SequentialPool | WorkerPool, watch: Callable[[int, str], None] | None
 ) -> list[str]:
     """Run the cells, the first of each method before the second of any; return the problems."""
+    # One cell of each method comes first: after those it is clear whether any method has the metrics.
     places = list(dict.fromkeys(cell.place for cell in study.cells))
     cells = sorted(study.cells, key=lambda cell: places.index(cell.place))
     for method in study.methods:
         (out / "cells" / method).mkdir(parents=True, exist_ok=True)
     items = [(cell, out / "cells" / cell.name) for cell in cells]
     problems = []
-    found: set[str] = set()  # metrics of the first finished cell of each method: they may differ
+    # Metrics of the first finished cell of each method: a metric is unknown only if none of them has it.
+    found: set[str] = set()
     unknown = set(study.methods)
     for done, ((cell, _), problem, fault) in enumerate(pool.each(run_cell, items), 1):
         if problem or fault:
@@ -274,7 +278,8 @@ def declared_metrics(recipe: str | Recipe, cell: Cell) -> tuple[str, ...]:
         _, found = name_recipe(recipe)
         return found.prepare(resolve(found.config, {}, cell.settings)).metrics
     except Exception:
-        return ()  # the cell itself will report the error
+        # The cell itself will report the error.
+        return ()
 
 
 def check_declared(metrics: Sequence[str], declared: Sequence[str]) -> None:
@@ -309,7 +314,8 @@ def run_cell(recipe: str | Recipe, place: tuple[Cell, Path]) -> str:
         with one_thread():
             execute(recipe, config, out, resume=True)
     except BudgetSpent:
-        return ""  # a run that its privacy budget stopped is finished
+        # A run that its privacy budget stopped is finished.
+        return ""
     except (MutiraoError, OSError) as error:
         return one_line(error)
     except Exception as error:  # a user's own part may raise anything

@@ -51,7 +51,8 @@ class WorkerPool:
     """
 
     def __init__(self, cores: Iterable[int], start: Start, handed: Any) -> None:
-        method = "spawn"  # elsewhere than on Linux, forking a process with torch is not safe
+        # Elsewhere than on Linux, forking a process with torch is not safe.
+        method = "spawn"
         if start == "fork":
             method = "fork"
         elif sys.platform == "linux":
@@ -93,7 +94,8 @@ class WorkerPool:
         if worker is None or not worker.process.is_alive():
             worker = self.workers[core] = self.start_worker(core)
         worker.item = item
-        with contextlib.suppress(OSError):  # it died just now: reading from the pipe reports it
+        # If the worker died just now, reading from the pipe will report it.
+        with contextlib.suppress(OSError):
             worker.line.send((do, item))
         return worker
 
@@ -125,7 +127,8 @@ def start_forkserver() -> None:
     from multiprocessing import forkserver, resource_tracker  # on Linux alone
 
     forkserver.set_forkserver_preload(WARM)
-    resource_tracker.ensure_running()  # first: it would unblock the signal again
+    # The tracker is started before the signal is blocked, because its start unblocks SIGINT again.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
@@ -150,9 +153,14 @@ def exit_reason(code: int | None) -> str:
     """Why a process ended without a result."""
     if code is None or code >= 0:
         return f"its process ended by itself, with code {code}"
-    name = signal.Signals(-code).name if -code in {*signal.Signals} else f"signal {-code}"
-    hint = ", as it happens where memory runs out" if name == "SIGKILL" else ""
-    return f"its process was killed ({name}){hint}"
+    name = f"signal {-code}"
+    if -code in {*signal.Signals}:
+        name = signal.Signals(-code).name
+    reason = f"its process was killed ({name})"
+    # The kernel kills a process in this way when memory runs out.
+    if name == "SIGKILL":
+        reason += ", as it happens where memory runs out"
+    return reason
 
 
 def worker_loop(
@@ -164,11 +172,14 @@ def worker_loop(
         # A progress bar replaces these streams, and a thread of the parent may hold its lock.
         sys.stdout = sys.__stdout__
         sys.stderr = sys.__stderr__
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal: the study handles it
+    # Ctrl-C goes to all processes of a terminal, but only the study handles it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The process that this one was forked from may have an older environment.
     os.environ.clear()
-    os.environ.update(environment)  # the process it was forked from may have an older one
+    os.environ.update(environment)
     threading.Thread(target=end_with_study, args=(over,), daemon=True).start()
-    with contextlib.suppress(AttributeError):  # not on every system
+    # Not every system has this function.
+    with contextlib.suppress(AttributeError):
         os.sched_setaffinity(0, {core})
     with contextlib.suppress(EOFError):
         while True:

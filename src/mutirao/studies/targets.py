@@ -64,6 +64,7 @@ def best_so_far(record: Record, metric: str) -> Floats:
     (3, True)
     """
     sign = sign_of(record, metric)
+    # `fmax` ignores NaN, of rounds without an evaluation; `maximum` would keep NaN from there on.
     return np.asarray(sign * np.fmax.accumulate(sign * np.array(values(record, metric))))
 
 
@@ -92,7 +93,8 @@ def by_client(record: Record, metric: str = "accuracy") -> dict[ClientId, float]
     reported = record.clients.numbers(metric)
     known = ~np.isnan(reported)
     last = np.full(len(names), np.nan)
-    last[codes[known]] = reported[known]  # later rows replace earlier ones
+    # Where an index occurs several times, NumPy keeps the last value, which is that of the latest round.
+    last[codes[known]] = reported[known]
     return {names[i]: float(last[i]) for i in np.flatnonzero(~np.isnan(last)).tolist()}
 
 

@@ -44,7 +44,8 @@ from mutirao.studies.study_workers import Start, open_pool
 
 KEYS = {"metric", "seeds", "over", "grid", "range", "trials", "own"}
 BY_VALIDATION = ("judge_by", "vali")
-FIRST_SEED = 1000  # used if only a number of seeds is given: far from the seeds of studies
+# Used if only a number of seeds is given. Far from the usual seeds of studies, which must confirm with fresh ones.
+FIRST_SEED = 1000
 TRIALS = 20
 
 
@@ -258,10 +259,12 @@ def tune(
 
             problems = run_cells(part, out, pool, follow)
             other = [problem for problem in problems if OTHER_SETTINGS in problem]
-            if other:  # not a failed trial: it was never tried
+            # This is not a failed trial, because it was never tried.
+            if other:
                 raise ConfigError(f"{other[0]}; to widen a search, add values at the end of its last list")
             ended += len(part.cells)
-            faults = dict(reversed([problem.split("/", 1) for problem in problems]))  # the first fault of each trial
+            # Reversed, as a dict keeps the last value of a key, and the first fault of each trial is wanted.
+            faults = dict(reversed([problem.split("/", 1) for problem in problems]))
             for trial in batch:
                 made = evaluate_trial(trial, tuning.metric, cells[trial.name], out, faults.get(trial.name, ""))
                 better = None if made.fault else made.sign * made.result.mean

@@ -28,6 +28,7 @@ def task(config: Config) -> Task:
     """Training images partitioned among clients; the model is evaluated on the test images."""
     partitioned = partition_labelled(config, judge_by=config.judge_by)
 
+    # Late, so that a mistyped setting is reported without importing torch.
     from mutirao.systems.images.networks import make_network
 
     data = partitioned.data

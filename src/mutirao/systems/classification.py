@@ -1,6 +1,6 @@
 """A labelled data set partitioned among clients, for the recipes that classify digits, pictures and the like."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -63,15 +63,20 @@ class PartitionedData:
             self.x_train, y, self.parts, config.samples, seed, self.test, self.own_tests, with_noise
         )
         trainer = Trainer.of(config, model, **more)
+        population: Mapping[str, Any] = clients
+        exhibits = partition_of(lambda: describe(named[y], self.parts))
+        if config.centralised:
+            population = pool_clients(clients)
+            exhibits = Artifacts()
         named = np.array(data.names)
         return Task(
             handler=trainer,
-            population=pool_clients(clients) if config.centralised else clients,
+            population=population,
             initial=lambda: trainer.initial(config.seed),
             evaluate=lambda arrays: trainer.evaluate(arrays, self.test),
             metrics=("accuracy", "loss"),
             basis=lambda: {"data": data.digest},
-            exhibits=Artifacts() if config.centralised else partition_of(lambda: describe(named[y], self.parts)),
+            exhibits=exhibits,
             classes=len(data.names),
             noise=self.noise,
         )
@@ -89,11 +94,15 @@ def partition_labelled(
 
     `split` is the seed of the test split of sets without one, if it differs from that of the partition.
     """
-    seed = config.seed if seed is None else seed
-    data = load_for_evaluation(config.data, seed if split is None else split, judge_by)
+    if seed is None:
+        seed = config.seed
+    if split is None:
+        split = seed
+    data = load_for_evaluation(config.data, split, judge_by)
     parts = partition_samples(config, data, rng(seed, 0, "partition"), equal)
     own_tests = split_test_set(data.y_train, parts, data.y_test, seed, most)
     if data.users is not None and data.test_users is not None and config.partition.name in NATURAL:
+        # Users of LEAF have test samples of their own. With such a partition, all rows of a part are of one user.
         theirs = dict(zip(np.unique(data.test_users), by_key(data.test_users), strict=True))
         own_tests = [theirs.get(data.users[part[0]], like)[:most] for part, like in zip(parts, own_tests, strict=True)]
     return PartitionedData(
@@ -104,7 +113,10 @@ def partition_labelled(
 def partition_samples(config: Common, data: Labelled, draw: np.random.Generator, equal: bool = False) -> list[Index]:
     """The rows of each client, by their labels or by their owners."""
     y = data.y_train
-    split = build("partition", config.partition, **{"size": len(y) // config.clients} if equal else {})
+    options = {}
+    if equal:
+        options["size"] = len(y) // config.clients
+    split = build("partition", config.partition, **options)
     if config.partition.name not in NATURAL or (config.partition.name == "auto" and data.users is None):
         return list(split(y, clients=config.clients, rng=draw))
     if data.users is None:

@@ -26,9 +26,8 @@ def task(config: Config) -> Task:
     """Samples partitioned with skewed labels; the network depends on their shape, dense for digits."""
     partitioned = partition_labelled(config, judge_by=config.judge_by)
 
-    from mutirao.systems.images.networks import (
-        make_network,
-    )  # late: a mistyped setting is reported without importing torch
+    # Late, so that a mistyped setting is reported without importing torch.
+    from mutirao.systems.images.networks import make_network
 
     data = partitioned.data
     return partitioned.task(config, lambda: make_network("small", data.shape, config.hidden, len(data.names)))

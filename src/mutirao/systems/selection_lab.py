@@ -72,6 +72,7 @@ def task(config: Config) -> Task:
             f"model: {config.model} is for pictures, {config.data!r} has rows of numbers; use mlp or auto"
         )
 
+    # Late, so that a mistyped setting is reported without importing torch.
     from torch import Tensor
 
     from mutirao.systems.images.networks import make_network
@@ -83,7 +84,10 @@ def task(config: Config) -> Task:
     test = partitioned.test
     own = partitioned.own_tests
 
-    def own_accuracies(arrays: Arrays) -> list[float]:  # with each client's noise on its test samples
+    def own_accuracies(arrays: Arrays, right: npt.NDArray[np.bool_]) -> list[float]:
+        # Without noise a client's samples are rows of the test set, which has been evaluated already.
+        if not partitioned.noise:
+            return [float(right[rows].mean()) for rows in own]
         clients: Any = task.population
         return [trainer.evaluate(arrays, clients[name].test)["accuracy"] for name in clients]
 
@@ -93,7 +97,7 @@ def task(config: Config) -> Task:
 
         seen = map_batches(trainer, arrays, test, look)
         right = np.concatenate([r for _, r in seen])
-        by_client = np.sort([right[rows].mean() for rows in own] if not partitioned.noise else own_accuracies(arrays))
+        by_client = np.sort(own_accuracies(arrays, right))
         return {
             "accuracy": float(right.mean()),
             "loss": sum(loss for loss, _ in seen) / len(test),

@@ -127,7 +127,9 @@ def split_item(item: Any, target: str) -> Pair:
     if not isinstance(item, tuple | list) or len(item) < 2:
         raise ValueError(f"a sample is {describe_type(item)}, not (x, y) or a dict with the target")
     *x, y = item
-    return as_inputs(x[0] if len(x) == 1 else tuple(x)), as_labels(y)
+    if len(x) == 1:
+        return as_inputs(x[0]), as_labels(y)
+    return as_inputs(tuple(x)), as_labels(y)
 
 
 class ReadCache(dict[tuple[str, int], Pair]):
@@ -144,6 +146,8 @@ class ReadCache(dict[tuple[str, int], Pair]):
 def read_cached(data: Any, target: str, limit: int) -> Pair:
     """The result of `read_items`, read only once: clients need their data every round, and reading may be slow."""
     own = getattr(data, "__dict__", {})
+    # A shallow copy of the Dataset has the same cache, hence its id. An attribute that was replaced, such as a
+    # transform, makes the cache stale; a change inside an attribute cannot be seen.
     mark = id(data), dataset_length(data), [(name, id(value)) for name, value in own.items() if name != CACHE_ATTRIBUTE]
     notes = own.get(CACHE_ATTRIBUTE)
     if not isinstance(notes, ReadCache) or notes.mark != mark:
@@ -171,9 +175,10 @@ def read_items(data: Any, target: str, limit: int) -> Pair:
         return join_columns(data[:], target)
     example = map_tensors(x, lambda t: t[None].clone())
     whole = size_of(x) * count <= limit
-    lazy = LazyInputs(
-        lambda i: split_item(data[i], target)[0], count, example, limit if whole else limit // LAZY_DIVISOR
-    )
+    kept = limit
+    if not whole:
+        kept = limit // LAZY_DIVISOR
+    lazy = LazyInputs(lambda i: split_item(data[i], target)[0], count, example, kept)
     # A Dataset that is read lazily may know its labels without reading its samples.
     if not whole and (labels := stored_labels(data, target, y)) is not None:
         return lazy, labels
@@ -183,7 +188,9 @@ def read_items(data: Any, target: str, limit: int) -> Pair:
         check_shapes((y, label), "labels")
         labels[i] = label
         lazy.keep(i, found)
-    return (lazy.whole() if whole else lazy), labels
+    if whole:
+        return lazy.whole(), labels
+    return lazy, labels
 
 
 def size_of(x: Inputs | LazyInputs) -> int:
@@ -194,9 +201,11 @@ def size_of(x: Inputs | LazyInputs) -> int:
 def stored_labels(data: Any, target: str, first: Tensor) -> Tensor | None:
     """The labels that a Dataset stores itself, as a column or as `targets`, if its samples agree with them."""
     stored = data[target][:] if hasattr(data, "column_names") else getattr(data, "targets", None)
+    # `target_transform` changes a label when its sample is read: the stored labels are those before it.
     if stored is None or getattr(data, "target_transform", None) is not None:
         return None
     y = as_labels(stored)
+    # Only the ends are compared: to read every sample for its label is what this saves.
     last = split_item(data[len(data) - 1], target)[1]
     if len(y) == len(data) and torch.equal(y[0], first) and torch.equal(y[-1], last):
         return y
@@ -246,14 +255,21 @@ def renumber(labels: Any, numbers: dict[Any, int]) -> npt.NDArray[np.int64]:
 
 def label_array(labels: Any) -> npt.NDArray[Any]:
     """Labels of any kind as an array; ValueError if some are missing."""
-    labels = labels.to_numpy() if hasattr(labels, "to_numpy") else labels
-    values = np.array(labels, object) if isinstance(labels, list | tuple) else np.asarray(labels)
+    if hasattr(labels, "to_numpy"):
+        labels = labels.to_numpy()
+    kind: type | None = None
+    if isinstance(labels, list | tuple):
+        # As objects: NumPy makes text of [1, "a"], so that the mix would go unnoticed.
+        kind = object
+    values: npt.NDArray[Any] = np.asarray(labels, kind)
+    lost: list[int] = []
     if values.dtype.kind == "O":
         flat = values.ravel().tolist()
         lost = [i for i, v in enumerate(flat) if not isinstance(v, str | bool | int | float) or v != v]
-        values = np.array(flat) if not lost and not has_mixed_types(flat) else values
-    else:
-        lost = np.flatnonzero(np.isnan(values)).tolist() if values.dtype.kind == "f" else []
+        if not lost and not has_mixed_types(flat):
+            values = np.array(flat)
+    elif values.dtype.kind == "f":
+        lost = np.flatnonzero(np.isnan(values)).tolist()
     if lost:
         raise ValueError(f"label {lost[0]} is missing, or neither text nor a number")
     if values.dtype.kind == "O":

@@ -72,6 +72,7 @@ def finish_correction(trainer: PlainTrainer, request: Request, site: Site, reply
     if EFFECTIVE_STEPS in wanted:
         metrics[EFFECTIVE_STEPS] = effective_steps(hyperparameters.lr, trainer.momentum, hyperparameters.mu, steps)
     if "start_loss" in wanted:
+        # F_k of q-FedAvg is the loss of the received model, so not of `reply.arrays`.
         metrics["start_loss"] = evaluate_model(trainer, request.arrays, samples)["loss"]
     if method == "feddyn":
         state = feddyn.update_gradient(request.arrays, reply.arrays, feddyn_state(site), hyperparameters.mu)
@@ -82,7 +83,10 @@ def finish_correction(trainer: PlainTrainer, request: Request, site: Site, reply
             # Option I of SCAFFOLD: the new control variate is the gradient at the received model.
             own = scaffold.vector_of(full_gradient(trainer, request, site, samples))
             before = site.state.get(CONTROL)
-            change = own - (before if before is not None and before.shape == own.shape else 0.0)
+            change = own
+            # A c_k of another length is of another model, such as one with another head, and starts from 0 again.
+            if before is not None and before.shape == own.shape:
+                change = own - before
             extras["control"] = change.astype(np.float32)
         else:
             # Option II: it follows from the distance travelled and the number of effective steps.
@@ -131,6 +135,7 @@ def full_gradient(trainer: PlainTrainer, request: Request, site: Site, samples: 
     with one_thread(), seeded(seed, trainer.torch_device()):
         for start in range(0, len(samples), size):
             x, y = samples.batch(np.arange(start, min(start + size, len(samples))))
+            # The loss is a mean over its batch, and the last batch may be shorter.
             loss = trainer.loss(call_model(model, x), y) * (len(y) / len(samples))
             slopes = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
             total = [t if g is None else t + g for t, g in zip(total, slopes, strict=True)]

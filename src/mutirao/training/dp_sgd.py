@@ -67,6 +67,7 @@ class PrivateTrainer:
         noise = self.privacy.noise_for(rate, steps)
         table = self.privacy.charge(site, noise, rate, steps)
         arrays = self.train(request, site, hyperparameters, noise, rate, steps)
+        # Stored last: a training that failed has released nothing.
         site.state[RELEASES] = table
         return Reply(arrays, metrics=self.privacy.spent_metrics(table, noise, rate, steps), n=n)
 
@@ -90,14 +91,18 @@ class PrivateTrainer:
         round = int(config["round"])
         draw = self.privacy.draw(seed, round, site.id)
         clip = self.privacy.clip
+        # The divisor is the expected batch size: the size of a sampled batch is as secret as its samples.
         expected = hyperparameters.batch_size if rate < 1 else len(samples)
-        with seeded(0):  # as every module of a trainer is made, so that what is frozen is the same
+        # As every module of a trainer is made, so that its frozen part is the same.
+        with seeded(0):
             module = trainer.fill(request.arrays, trainer.model())
         model: Any = GradSampleModule(trainer.state_names.prepare(module))
         weights = [p for p in module.parameters() if p.requires_grad]
         private = DPOptimizer(
-            torch.optim.SGD(weights, lr=1.0),  # it makes the gradients only; the trainer's own rule takes the step
-            noise_multiplier=0.0,  # its noise is of a generator that 64 bits seed and that is no cipher: ours is below
+            # Opacus computes the gradients only; the trainer's own rule takes the step.
+            torch.optim.SGD(weights, lr=1.0),
+            # Its noise comes from a generator with a seed of 64 bits that is no cipher: ours is added below.
+            noise_multiplier=0.0,
             max_grad_norm=clip,
             expected_batch_size=expected,
         )
@@ -113,13 +118,16 @@ class PrivateTrainer:
                     x, y = samples.batch(rows)
                     trainer.loss(call_model(model, x, module.forward), y).backward()  # type: ignore[no-untyped-call]
                 else:
-                    for p in weights:  # an empty batch: a step of noise alone
+                    # An empty batch is a step of noise alone: the account counts every step.
+                    for p in weights:
                         p.grad_sample = torch.zeros((0, *p.shape))  # type: ignore[attr-defined]
                 private.pre_step()
+                # Opacus has divided the clipped sum by `expected` already, so the noise is divided, too.
                 for p in weights:
                     sample = draw.normal(0.0, noise * clip / expected, tuple(p.shape))
                     p.grad = p.grad + torch.from_numpy(sample).to(p)  # type: ignore[operator]  # `pre_step` has just made it
                 optimizer.step()
         trained = arrays_of(module, trainer.state_names.shared)
         moved = {k for k, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
-        return {k: trained[k] if k in moved else v.copy() for k, v in request.arrays.items()}  # no buffer leaves
+        # Running means and other buffers have no noise, so none leaves: they are returned as they were received.
+        return {k: trained[k] if k in moved else v.copy() for k, v in request.arrays.items()}

@@ -46,14 +46,17 @@ def to_tensor(values: Any, what: str, right: str) -> Tensor:
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{what} is {KIND_NAMES.get(array.dtype.kind, str(array.dtype))}, not numbers; {right}")
     if array.dtype == np.longdouble or array.dtype.byteorder not in "=|<" or min(array.strides, default=0) < 0:
-        array = np.ascontiguousarray(array, array.dtype.newbyteorder("=") if array.itemsize <= 8 else np.float32)
+        # torch.from_numpy takes no long doubles, no foreign byte order and no negative strides.
+        kind: np.dtype[Any] = array.dtype.newbyteorder("=")
+        if array.itemsize > 8:
+            kind = np.dtype(np.float32)
+        array = np.ascontiguousarray(array, kind)
     if array.dtype.kind == "u" and array.itemsize > 1:
         # torch supports few operations on unsigned integers.
         array = array.astype(np.int64)
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="The given NumPy array is not writable"
-        )  # samples are never written to
+        # Samples are never written to, so the tensor may share the memory of a read-only array.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         if array.ndim:
             return torch.from_numpy(array)
         return torch.tensor(array.item())
@@ -126,7 +129,9 @@ def tensors_in(x: "Inputs | LazyInputs") -> list[Tensor]:
         return tensors_in(x.example)
     if isinstance(x, Tensor):
         return [x]
-    return list(x.values() if isinstance(x, dict) else x)
+    if isinstance(x, dict):
+        return list(x.values())
+    return list(x)
 
 
 def map_tensors(x: Any, how: Callable[[Any], Any]) -> Any:
@@ -158,9 +163,15 @@ def call_model(model: nn.Module, x: Any, reads: Callable[..., Any] | None = None
     """
     if isinstance(x, Tensor):
         return model(x)
-    named, given = ((), x) if isinstance(x, tuple) else (x, ())
+    given: tuple[Any, ...] = ()
+    named: dict[str, Any] = {}
+    if isinstance(x, tuple):
+        given = x
+    else:
+        named = {str(k): v for k, v in x.items()}
+    # Bound first and called afterwards: a TypeError from inside `forward` must not look like a mismatch.
     try:
-        inspect.signature(reads or model.forward).bind(*given, **{str(k): v for k, v in dict(named).items()})
+        inspect.signature(reads or model.forward).bind(*given, **named)
     except TypeError:
         return model(x)
     if isinstance(x, tuple):

@@ -1,6 +1,6 @@
 """Samples that do not fit in memory: read from their Dataset when a batch needs them, the first ones cached.
 
-Batches are drawn in a new order every epoch, so that all samples are equally likely to be needed next. Evicting one
+Batches come in a new order every epoch, so that all samples are equally likely to be needed next. Evicting one
 sample for another would gain nothing, so a cached sample stays.
 """
 
@@ -69,7 +69,8 @@ class LazyInputs:
         if self._next < self.room and self._place[row] < 0:
             for held, tensor in zip(self._held, tensors, strict=True):
                 held[self._next] = tensor.detach()
-            self._place[row] = self._next  # last: who sees it finds it
+            # Set last, as `fetch` takes no lock: a thread that sees the position finds the sample there.
+            self._place[row] = self._next
             self._next += 1
         return tensors
 

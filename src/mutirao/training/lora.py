@@ -39,9 +39,9 @@ class LoRALinear(nn.Module):
 
 
 def lora(module: nn.Module, rank: int = 4, alpha: float = 8.0, targets: str = "*") -> nn.Module:
-    """A frozen copy of a module whose Linear layers named by `targets` get a trainable low-rank change (LoRA).
+    """A frozen copy of a module; its Linear layers named by `targets` get a trainable low-rank change (LoRA).
 
-    W x becomes W x + alpha / rank B A x, with A (rank x in) drawn and B (out x rank) 0, so that at first nothing is
+    W x becomes W x + alpha / rank B A x, with A (rank x in) random and B (out x rank) 0, so that at first nothing is
     different. `targets` are patterns of the layers' names, separated by commas. Hu, Shen, Wallis, Allen-Zhu, Li, Wang,
     Wang and Chen, 2021: LoRA.
 

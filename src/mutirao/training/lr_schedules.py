@@ -98,9 +98,11 @@ class Warmup:
         """The factor of a round."""
         if round <= self.rounds:
             return max(1, round) / self.rounds
-        rest = None if self.length is None else self.length - self.rounds
         if self.then == "constant":
             return 1.0
+        rest = self.length
+        if rest is not None:
+            rest -= self.rounds
         return cosine_decay(round - self.rounds, rest, 0.0)
 
 
@@ -114,10 +116,13 @@ def check_length(length: int | None) -> None:
 
 
 def cosine_decay(round: int, length: int | None, final: float) -> float:
-    """Half a cosine from 1 towards `final`, which it would reach in the round after the last."""
+    """Half a cosine from 1 towards `final`, which it would have in the round after the last."""
     if length is None:
         raise ValueError("length: say over how many rounds the cosine goes")
-    done = (min(max(1, round), length) - 1) / length if length > 0 else 0.0
+    done = 0.0
+    if length > 0:
+        # t - 1 of T steps are done in round t: the last round is one step before `final`, and still trains.
+        done = (min(max(1, round), length) - 1) / length
     return final + (1 - final) * (1 + math.cos(math.pi * done)) / 2
 
 

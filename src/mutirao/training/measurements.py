@@ -86,7 +86,7 @@ def predictive_entropies(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def read_extras(config: Mapping[str, Scalar], samples: Samples, loss: Loss) -> frozenset[str]:
-    """The extras that a training request asks for: its `extras`, separated by commas."""
+    """The extras that a training request names: its `extras`, separated by commas."""
     names = frozenset(name.strip() for name in str(config.get("extras", "")).split(",") if name.strip())
     if names - EXTRAS:
         raise ValueError(f"there are no extras {', '.join(sorted(names - EXTRAS))}, only {', '.join(sorted(EXTRAS))}")
@@ -111,15 +111,15 @@ def per_sample_losses(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
     Their mean is the loss of the batch if the loss is a mean over samples, which the code that calls this must verify.
     """
     if is_cross_entropy(loss, outputs, y):
-        classes = torch.arange(
-            outputs.shape[-1], device=outputs.device
-        )  # a mask is cheaper to differentiate than a look-up
+        # A mask of the classes is cheaper to differentiate than a look-up by `gather`.
+        classes = torch.arange(outputs.shape[-1], device=outputs.device)
         if len(classes) < FEW_CLASSES:
             logs = functional.log_softmax(outputs.t(), 0)
             return -torch.where(y == classes[:, None], logs, 0.0).sum(0)
         return -torch.where(y[:, None] == classes, functional.log_softmax(outputs, -1), 0.0).sum(-1)
     if isinstance(loss, CustomLoss):
         return loss.each(outputs, y)
+    # The loss sees batches of one sample, so that its mean over the batch is the loss of that sample.
     return vmap(lambda o, t: loss(o[None], t[None]))(outputs, y)
 
 
@@ -127,8 +127,10 @@ def losses_without_grad(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
     """The per-sample losses, computed faster where no gradient is needed."""
     if not is_cross_entropy(loss, outputs, y):
         return per_sample_losses(loss, outputs, y)
-    few = outputs.shape[-1] < FEW_CLASSES
-    logs = functional.log_softmax(outputs.t(), 0).t() if few else functional.log_softmax(outputs, -1)
+    if outputs.shape[-1] < FEW_CLASSES:
+        logs = functional.log_softmax(outputs.t(), 0).t()
+    else:
+        logs = functional.log_softmax(outputs, -1)
     return -logs.gather(1, y[:, None])[:, 0]
 
 

@@ -60,6 +60,7 @@ class LocalOptimizer:
     def step(self) -> None:
         """Update the weights along their gradients."""
         self.count += 1
+        # Without mu, or corrections, these lists are empty, hence `strict=False`.
         for p, origin in zip(self.weights, self.start, strict=False):
             if p.grad is not None:
                 p.grad.add_(p - origin, alpha=self.mu)
@@ -73,8 +74,12 @@ class LocalOptimizer:
     def gradients(self, decay: float) -> Iterator[tuple[int, nn.Parameter, Tensor]]:
         """Each weight that has a gradient, with its index and the gradient including weight decay."""
         for i, p in enumerate(self.weights):
-            if p.grad is not None:
-                yield i, p, p.grad.add(p, alpha=decay) if decay else p.grad
+            if p.grad is None:
+                continue
+            g = p.grad
+            if decay:
+                g = g.add(p, alpha=decay)
+            yield i, p, g
 
     def moments_of(self, i: int, p: Tensor, count: int) -> list[Tensor]:
         """The moment tensors of a weight, initially 0."""
@@ -104,15 +109,17 @@ class LocalOptimizer:
         """SGD: v = m v + g, w = w - lr v; without momentum v = g."""
         for i, p, g in self.gradients(self.weight_decay):
             if self.momentum and i in self.moments:
-                self.moments[i][0].mul_(self.momentum).add_(g)
+                g = self.moments[i][0].mul_(self.momentum).add_(g)
             elif self.momentum:
+                # v begins as g, as in torch.optim; a copy, since g may be p.grad itself.
                 self.moments[i] = [g.clone()]
-            p.add_(self.moments[i][0] if self.momentum else g, alpha=-self.lr)
+            p.add_(g, alpha=-self.lr)
 
     def step_adam(self, decay: float | None = None) -> None:
         """Adam: Kingma and Ba, 2015."""
         for i, p, g in self.gradients(self.weight_decay if decay is None else decay):
             m, v = self.moments_of(i, p, 2)
+            # These operations in this order are torch's: an equal formula would differ in the last bits.
             m.lerp_(g, 0.1)
             v.mul_(0.999).addcmul_(g, g, value=0.001)
             spread = (v.sqrt() / math.sqrt(1 - 0.999**self.count)).add_(1e-8)
@@ -199,5 +206,8 @@ def seeded(seed: int, device: torch.device = CPU) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         # The same bits as torch.manual_seed, which would also record its call site.
         torch.default_generator.manual_seed(seed)
-        with seeded_at(device, seed) if device.type != "cpu" else contextlib.nullcontext():
+        if device.type == "cpu":
+            yield
+            return
+        with seeded_at(device, seed):
             yield

@@ -167,13 +167,16 @@ class PlainTrainer:
         extras = read_extras(config, samples, self.loss)
         hyperparameters = self.hyperparameters(config)
         # Probes describe the received model, so they are computed before the first step.
-        probed = self.probe(request.arrays, samples, probe_samples(config), extras) if extras & PROBED else {}
+        probed: dict[str, float] = {}
+        if extras & PROBED:
+            probed = self.probe(request.arrays, samples, probe_samples(config), extras)
         model = self.state_names.prepare(self.fill(request.arrays))
         named = {n: p for n, p in model.named_parameters() if p.requires_grad}
         optimizer = self.make_optimizer(list(named.values()), hyperparameters, **self.pulls(named, request))
         if self.keep_optimizer:
             optimizer.load_state(site.state)
         place = self.torch_device()
+        # Sums stay on the device: to read a number after each step would make Python wait for a GPU.
         total = torch.zeros((), device=place)
         right = torch.zeros((), dtype=torch.int64, device=place)
         errors = list[Tensor]()
@@ -187,6 +190,7 @@ class PlainTrainer:
                 if self.transform is not None and draw is not None:
                     x = self.transform(x, draw)
                 model.zero_grad()
+                # Forward pass and loss only: torch advises against a backward pass under autocast.
                 with autocast(place, self.precision):
                     outputs = call_model(model, x)
                     loss = self.loss(outputs, y)
@@ -202,7 +206,9 @@ class PlainTrainer:
         metrics |= {k: v for k, v in probed.items() if k in extras}
         if self.keep_optimizer:
             site.state.update(optimizer.state())
-        noted = concatenate_errors([some.cpu().numpy() for some in errors]) if errors else {}
+        noted: Arrays = {}
+        if errors:
+            noted = concatenate_errors([some.cpu().numpy() for some in errors])
         return Reply(arrays_of(model, self.state_names.shared), noted, metrics, len(samples))
 
     def hyperparameters(self, config: Mapping[str, Scalar]) -> LocalHyperparameters:
@@ -210,7 +216,10 @@ class PlainTrainer:
         requested = read_hyperparameters(config)
         if self.steps and "epochs" in requested:
             raise Refused("told.epochs", f"this client trains {self.steps} steps, whatever the number of epochs")
-        lr = requested["lr"] if "lr" in requested else self.lr * factor_of(self.schedule, int(config["round"]))
+        # A rate that the server sends is used as it is: the schedule multiplies the configured one only.
+        lr = requested.get("lr")
+        if lr is None:
+            lr = self.lr * factor_of(self.schedule, int(config["round"]))
         epochs = requested.get("epochs", self.epochs)
         size = requested.get("batch_size", self.batch_size)
         return LocalHyperparameters(lr, epochs, self.steps, size, requested.get("mu", self.mu))
@@ -239,7 +248,8 @@ class PlainTrainer:
 
     def make(self) -> nn.Module:
         """A new module for one thread, on the training device and in the memory layout that convolutions prefer."""
-        with seeded(0):  # the global generator must stay as it is
+        # Initialisation draws from torch's global generator, which must stay as it is.
+        with seeded(0):
             module: nn.Module = self.model().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if self.torch_device().type != "cpu":
             return module.to(self.torch_device())
@@ -282,6 +292,7 @@ class PlainTrainer:
         if set(names) != arrays.keys():
             raise ValueError(f"the model's arrays are {', '.join(names)}; received {', '.join(arrays)}")
         with torch.no_grad():
+            # torch.from_numpy warns about read-only arrays; "W" copies only those.
             for name in names:
                 own[name].copy_(torch.from_numpy(np.require(arrays[name], requirements="W")))
         return module

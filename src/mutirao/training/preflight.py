@@ -64,15 +64,20 @@ class SampleStore:
 
     def owner(self, wrong: npt.NDArray[np.bool_]) -> tuple[int, int] | None:
         """The first client that owns one of these rows, and the position among its samples."""
-        at = np.flatnonzero(wrong[self.order]) if wrong.any() else np.empty(0, np.intp)
-        for i, place in zip((np.searchsorted(self.offsets, at, "right") - 1).tolist(), at.tolist(), strict=True):
+        if not wrong.any():
+            return None
+        at = np.flatnonzero(wrong[self.order])
+        owners = np.searchsorted(self.offsets, at, "right") - 1
+        for i, place in zip(owners.tolist(), at.tolist(), strict=True):
             if self.names[i] not in self.without:
                 return i, place - int(self.offsets[i])
         return None
 
     def fault(self, i: int, words: str) -> Fault:
         """A fault of the i-th client's data."""
-        return self.names[i], f"client {self.names[i]}: {'in its test data ' if self.test else ''}{words}"
+        if self.test:
+            words = f"in its test data {words}"
+        return self.names[i], f"client {self.names[i]}: {words}"
 
 
 def stores_of(population: Mapping[ClientId, Any], without: Collection[ClientId] = ()) -> list[SampleStore]:
@@ -104,8 +109,10 @@ def stores_of(population: Mapping[ClientId, Any], without: Collection[ClientId] 
             own = Samples.of(data)
         except ValueError as error:
             raise ConfigError(f"client {name}: {error}") from error
-        for samples, is_test in [(own, False), *([(data.test, True)] if isinstance(data, ClientData) else [])]:
-            held.setdefault((id(samples.x), id(samples.y), is_test), []).append((name, samples))
+        # By storage: thousands of clients may share one, which is then looked at once.
+        held.setdefault((id(own.x), id(own.y), False), []).append((name, own))
+        if isinstance(data, ClientData):
+            held.setdefault((id(data.test.x), id(data.test.y), True), []).append((name, data.test))
     return [merge_store(some, is_test) for (_, _, is_test), some in held.items()]
 
 
@@ -164,7 +171,9 @@ def find_too_few(store: SampleStore, least: int) -> Fault | None:
     sizes = np.diff(store.offsets)
     for i in np.flatnonzero(sizes < least).tolist():
         if (name := store.names[i]) not in store.without:
-            has = "one sample, and batch normalisation needs two" if sizes[i] else "no samples to train on"
+            has = "no samples to train on"
+            if sizes[i]:
+                has = "one sample, and batch normalisation needs two"
             return store.fault(i, f"has {has}; give it more, or leave it out with exclude={name}")
     return None
 
@@ -173,7 +182,8 @@ def find_not_finite(store: SampleStore) -> Iterator[Fault | None]:
     """The faults of clients whose numbers contain NaN or infinity."""
     at_hand = [] if isinstance(store.x, LazyInputs) else named_inputs(store.x)
     for what, numbers in [*at_hand, ("y", store.y)]:
-        if not numbers.is_floating_point() or bool(torch.isfinite(numbers.sum())):  # one such number spoils the sum
+        # One NaN or infinity spoils the sum, and a sum needs no mask. If it merely overflows, no owner is found below.
+        if not numbers.is_floating_point() or bool(torch.isfinite(numbers.sum())):
             continue
         if (found := store.owner(rows_with(~torch.isfinite(numbers)))) is not None:
             i, place = found
@@ -183,7 +193,9 @@ def find_not_finite(store: SampleStore) -> Iterator[Fault | None]:
 
 def rows_with(marks: Tensor) -> npt.NDArray[np.bool_]:
     """Which rows contain a marked entry."""
-    rows: npt.NDArray[np.bool_] = (marks.flatten(1).any(1) if marks.dim() > 1 else marks).numpy()
+    if marks.dim() > 1:
+        marks = marks.flatten(1).any(1)
+    rows: npt.NDArray[np.bool_] = marks.numpy()
     return rows
 
 
@@ -193,7 +205,11 @@ def check_kind(trainer: PlainTrainer, model: nn.Module, stores: Sequence[SampleS
     if not inhabited:
         return
     first = min(inhabited, key=first_client)
-    for i in itertools.islice(first.clients(), LAZY_CLIENTS_CHECKED if isinstance(first.x, LazyInputs) else 1):
+    most = 1
+    if isinstance(first.x, LazyInputs):
+        # Lazy samples were not searched for NaN, so the batches of a few more clients are.
+        most = LAZY_CLIENTS_CHECKED
+    for i in itertools.islice(first.clients(), most):
         rows = np.arange(min(len(first.samples_of(i)), trainer.batch_size))
         # With batch normalisation, a single test sample or batches of one cannot be checked.
         if len(rows) > 1 or not trainer.needs_two_samples():
@@ -229,8 +245,7 @@ def check_batch(
         if not isinstance(outputs, Tensor):
             refuse(f"the model gives a {type(outputs).__name__} where classes need a tensor, a number for each class")
         check_label_range(trainer.loss, outputs, stores)
-    given = describe_tensor(outputs) if isinstance(outputs, Tensor) else type(outputs).__name__
-    pair = f"outputs {given} and labels {describe_tensor(y)}"
+    pair = f"outputs {describe_result(outputs)} and labels {describe_tensor(y)}"
     try:
         loss = trainer.loss(outputs, y)
         if is_classes(y):
@@ -238,7 +253,7 @@ def check_batch(
     except Exception as error:  # of a loss, too
         refuse(f"the loss does not take {pair}: {error_text(error)}; {label_hint(outputs, y, error)}", error)
     if not isinstance(loss, Tensor) or loss.dim():
-        what = describe_tensor(loss) if isinstance(loss, Tensor) else type(loss).__name__
+        what = describe_result(loss)
         refuse(f"the loss of a batch is {what}, not one number; it should be a mean over samples (reduction='mean')")
     if not bool(torch.isfinite(loss)):
         refuse(f"the loss of a first batch is {float(loss)}; scale its inputs, or its labels")
@@ -255,6 +270,13 @@ def check_batch(
         refuse("the gradient of a first batch is not finite; scale its inputs, or its labels")
     if is_classes(y) and not is_classification_loss(trainer.loss):
         try_extremes(trainer, model, stores)
+
+
+def describe_result(value: Any) -> str:
+    """The dtype and shape of a tensor, or the type of anything else."""
+    if isinstance(value, Tensor):
+        return describe_tensor(value)
+    return type(value).__name__
 
 
 def check_transform(transform: Any, x: Any, n: int, refuse: Callable[..., None]) -> Any:
@@ -286,7 +308,7 @@ def check_label_range(loss: Any, outputs: Tensor, stores: Sequence[SampleStore])
 
 
 def try_extremes(trainer: PlainTrainer, model: nn.Module, stores: Sequence[SampleStore]) -> None:
-    """Evaluate a custom loss on the smallest and the largest label, as only the loss knows which it accepts."""
+    """Evaluate a custom loss on the smallest and the largest label, as only the loss defines which it accepts."""
     stores = [store for store in stores if store.y.numel()]
     for extreme, most in ((torch.amin, min), (torch.amax, max)):
         store = most(stores, key=lambda store: int(extreme(store.y)))
@@ -320,7 +342,9 @@ def labels_out_of_range(store: SampleStore, count: int, ignored: int) -> Fault |
     own = own[own != ignored]
     low = int(own.min())
     high = int(own.max())
-    right = NUMBERING_HINT + (f", or give the model {high + 1} outputs" if low >= 0 else "")
+    right = NUMBERING_HINT
+    if low >= 0:
+        right += f", or give the model {high + 1} outputs"
     words = f"labels run from {low} to {high}, and the model has {count} outputs, for labels 0 to {count - 1}; {right}"
     return store.fault(found[0], words)
 
@@ -351,4 +375,7 @@ def label_hint(outputs: Any, y: Tensor, error: Exception) -> str:
         return NUMBERING_HINT
     if isinstance(outputs, Tensor) and outputs.shape != y.shape and outputs.numel() == y.numel():
         return f"give labels the shape {list(outputs.shape)}, or the outputs that of the labels"
-    return f"this loss may want labels as {'float32' if is_classes(y) else 'classes, int64'}, or in another shape"
+    wanted = "classes, int64"
+    if is_classes(y):
+        wanted = "float32"
+    return f"this loss may want labels as {wanted}, or in another shape"

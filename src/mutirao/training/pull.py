@@ -86,6 +86,7 @@ class LocalHyperparameters:
     def order(self, rng: np.random.Generator, n: int, at_least_two: bool = False) -> Index:
         """The sample indices of all steps, concatenated."""
         epoch = self._epoch(n, at_least_two)
+        # Whole permutations, even if `steps` ends within an epoch: all engines then consume the same random numbers.
         return np.concatenate([rng.permutation(n)[: sum(epoch)] for _ in range(self._epochs(epoch))])
 
     def _epoch(self, n: int, at_least_two: bool) -> list[int]:
@@ -95,7 +96,10 @@ class LocalHyperparameters:
         if rest == 1 and at_least_two and whole:
             # Batch normalisation cannot train on a batch of one.
             rest = 0
-        return [self.batch_size] * whole + ([rest] if rest else [])
+        lengths = [self.batch_size] * whole
+        if rest:
+            lengths.append(rest)
+        return lengths
 
     def _epochs(self, epoch: list[int]) -> int:
         if self.steps:

@@ -110,7 +110,10 @@ class Samples:
         y = copies.bring(self.y, device)
         x = None if isinstance(self.x, LazyInputs) else map_tensors(self.x, lambda t: copies.bring(t, device))
         fits = y is not None and x is not None and all(t is not None for t in tensors_in(x))
-        there = Samples(x, y, self.index) if fits else Samples(self.x, self.y, self.index)
+        if not fits:
+            x = self.x
+            y = self.y
+        there = Samples(x, y, self.index)
         there.device = device
         return there
 
@@ -119,7 +122,9 @@ def named_inputs(x: Inputs | LazyInputs) -> list[tuple[str, Any]]:
     """The inputs with the names that error messages use."""
     if isinstance(x, Tensor | LazyInputs):
         return [("x", x)]
-    return [(f"x[{key!r}]", part) for key, part in (x.items() if isinstance(x, dict) else enumerate(x))]
+    if isinstance(x, dict):
+        return [(f"x[{name!r}]", part) for name, part in x.items()]
+    return [(f"x[{i}]", part) for i, part in enumerate(x)]
 
 
 @dataclass(frozen=True)
@@ -255,6 +260,7 @@ class VirtualClients(Population):
         return self.test is not None
 
     def __getitem__(self, name: ClientId) -> Samples | ClientData:
+        # The name itself is compared, too: `int` also reads "c01" and the digits of other scripts.
         i = int(name[1:]) if name[1:].isdecimal() else -1
         if not 0 <= i < len(self.names) or self.names[i] != name:
             raise KeyError(name)
@@ -262,13 +268,18 @@ class VirtualClients(Population):
         if self.test is None:
             return own
         test = Samples(self.test.x, self.test.y, self.tests[i])
-        return ClientData(own, test if self.sees is None else self.sees(i, test))
+        if self.sees is not None:
+            test = self.sees(i, test)
+        return ClientData(own, test)
 
 
 def pool_clients(clients: VirtualClients) -> dict[ClientId, Samples | ClientData]:
     """One client with the data of all: the centralised reference."""
+    # Sorted, so that the reference is the same however the rows were partitioned.
     own = Samples(clients.x, clients.y, np.sort(clients.order))
-    return {"pooled": own if clients.test is None else ClientData(own, clients.test)}
+    if clients.test is None:
+        return {"pooled": own}
+    return {"pooled": ClientData(own, clients.test)}
 
 
 def virtual_clients(
@@ -281,7 +292,7 @@ def virtual_clients(
     tests: Sequence[Index] = (),
     sees: Callable[[int, Samples], Samples] | None = None,
 ) -> VirtualClients:
-    """The population of a partition; with `most` > 0 a client keeps at most that many samples, drawn once.
+    """The population of a partition; with `most` > 0 a client keeps at most that many samples, chosen once.
 
     `test` is a common test set and `tests` each client's rows of it; `sees` changes how the inputs look to a client.
 

@@ -60,5 +60,6 @@ def answer_many(
         at[client] = samples
     for plan, (asking, at) in ready.items():
         many = as_handler(trainer(plan)).many
-        out |= many(asking, at) if many is not None else {}
+        if many is not None:
+            out |= many(asking, at)
     return dict(sorted(out.items()))

@@ -31,10 +31,15 @@ def find_device(name: str, is_worth_it: Callable[[], bool]) -> torch.device:
     """The device of that name; `auto` is a GPU if there is one and a step is heavy enough, otherwise the CPU."""
     if name == "auto":
         found = next((kind for kind in ("cuda", "mps") if count_devices(kind)), "cpu")
-        return torch.device(found if found != "cpu" and is_worth_it() else "cpu")
+        # Called last, and only if there is a choice: `is_worth_it` makes a module.
+        if found == "cpu" or not is_worth_it():
+            return torch.device("cpu")
+        return torch.device(found)
     kind, _, number = name.partition(":")
     if kind in ("cuda", "mps") and int(number or 0) >= count_devices(kind):
-        here = f"there are {count_devices(kind)}" if count_devices(kind) else "there is none that this torch can use"
+        here = "there is none that this torch can use"
+        if count_devices(kind):
+            here = f"there are {count_devices(kind)}"
         raise ValueError(f"device is {name!r}, but {here}; use cpu, or auto for whatever there is")
     return torch.device(name)
 
@@ -90,7 +95,11 @@ def backend_of(device: torch.device) -> Any:
 def seeded_at(device: torch.device, seed: int) -> Iterator[None]:
     """Seed a device's generator inside the context, and restore its state after it."""
     there = backend_of(device)
-    with there.device(device) if device.type == "cuda" else contextlib.nullcontext():
+    here: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if device.type == "cuda":
+        # torch.mps has a single device, and no such context.
+        here = there.device(device)
+    with here:
         before = there.get_rng_state()
         there.manual_seed(seed)
         try:
@@ -109,6 +118,8 @@ class DeviceCache:
         """The tensor on that device; None if it does not fit."""
         if tensor.device == device:
             return tensor
+        # By id: tensors compare number by number, so a WeakKeyDictionary cannot find them. The callback removes an
+        # entry together with its tensor, before another one can have the same id.
         key = id(tensor), device
         if key not in self._held:
             if tensor.nbytes > MEMORY_SHARE * free_bytes(device):

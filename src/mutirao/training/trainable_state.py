@@ -53,6 +53,7 @@ def find_state_names(module: nn.Module, share: str = "") -> StateNames:
     else:
         chosen = {name for name in state if name in trained or not is_frozen(module, name)}
     frozen = tuple(name for name in state if name not in chosen)
+    # Tied weights are in `state_dict` under each of their names, so they must be here, too.
     parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     frozen_modules = frozenset(name.rpartition(".")[0] for name in frozen if name not in parameters)
     return StateNames(tuple(name for name in state if name in chosen), frozen, frozen_modules)

@@ -64,7 +64,7 @@ class Trainer(PlainTrainer):
         return personal.around(self)
 
     def make(self) -> nn.Module:
-        """A new module for one thread, with our kernels unless `engine` asks for torch's own layers."""
+        """A new module for one thread, with our kernels unless `engine` requires torch's own layers."""
         module = super().make()
         own = self.engine in ("auto", "threads", "processes") and self.torch_device().type == "cpu"
         if own:

@@ -1,6 +1,6 @@
 """Secure aggregation by name: `none`, `secagg+`. The server sees sums of updates, never a single update.
 
-`docs/secure.md` says against whom that protects, and against whom it does not.
+`docs/secure.md` lists the attackers against which that protects, and those against which it does not.
 """
 
 from mutirao.privacy.secure_aggregation.kinds import NoSecureAggregation, SecAggPlus, Secure

@@ -3,7 +3,7 @@
 A number d of an update becomes q = round(d / step), step = range / 2^(bits - 1), and a client adds w q to the sum,
 where w is its number of samples. The weighted mean sum(w q) step / sum(w) is then within step / 2 of the exact one
 (step, if lengths are clipped: then numbers are rounded towards 0, so that no update gets longer). Weights are exact,
-and so are integer arrays, whose change is summed as it is.
+and so are integer arrays: their changes are summed without rounding.
 """
 
 import json
@@ -50,7 +50,9 @@ class FixedPoint:
     @property
     def word(self) -> np.dtype[Any]:
         """The smallest word in which no sum of updates wraps: |sum| <= clients most 2^(bits - 1), below half of it."""
-        return np.dtype(np.uint32 if self.secure.bits + self.count_bits <= 32 else np.uint64)
+        if self.secure.bits + self.count_bits <= 32:
+            return np.dtype(np.uint32)
+        return np.dtype(np.uint64)
 
     @property
     def step(self) -> float:
@@ -72,8 +74,10 @@ class FixedPoint:
         most = 2.0 ** (self.secure.bits - 1)
         with np.errstate(over="ignore"):
             scaled = np.clip(flat(update) / self.step, -most, most)
-        # Towards 0 if lengths are clipped: rounding must not make an update longer.
-        rounded = np.trunc(scaled) if self.secure.clip else np.rint(scaled)
+        rounded = np.rint(scaled)
+        if self.secure.clip:
+            # Towards 0: rounding must not make a clipped update longer.
+            rounded = np.trunc(scaled)
         words = rounded.astype(np.int64) * weight
         wide = [weight]
         for name in self.metrics:
@@ -83,6 +87,7 @@ class FixedPoint:
                 continue
             level = round(math.ldexp(min(max(value, -METRIC), METRIC), self.fraction))
             wide += [weight, weight * level]
+        # Negative numbers become their two's complement, which adds up correctly modulo 2^32 or 2^64.
         return words.astype(self.word), np.concatenate([np.array(wide, np.int64), *changes]).view(np.uint64)
 
     def update_of(self, current: Arrays, reply: Reply) -> Arrays:
@@ -90,7 +95,8 @@ class FixedPoint:
         if self.secure.clip:
             update = clip_update(current, reply.arrays, self.secure.clip)[0]
             deviation = self.secure.noise
-            if deviation:  # this client's share of the noise, so that the sum never appears without noise
+            if deviation:
+                # This client's share of the noise, so that the server never sees the sum without noise.
                 return {k: u + Secret().normal(0.0, deviation * self.secure.clip, u.shape) for k, u in update.items()}
             return update
         return {k: reply.arrays[k].astype(np.float64) - v for k, v in current.items() if v.dtype.kind == "f"}
@@ -150,6 +156,7 @@ def integers(arrays: Mapping[str, npt.NDArray[Any]]) -> Sequence[str]:
 
 def shift(x: npt.NDArray[Any], change: npt.NDArray[np.int64], total: int) -> npt.NDArray[Any]:
     """Integers moved by the rounded mean change; halves round to the even result, as in a plain mean."""
+    # divmod rounds down for negative changes, too, so that 0 <= left < total always.
     low, left = np.divmod(change, total)
     if x.dtype.kind == "b":
         return np.asarray(2 * (x.astype(np.int64) * total + change) >= total)

@@ -90,6 +90,7 @@ def commit(session: str, secret: bytes) -> bytes:
 def mask_of(session: str, key: bytes, size: int) -> Bytes:
     """`size` pseudorandom bytes that depend on key and session."""
     wide = hashlib.sha256(f"mutirao mask\x1f{session}\x1f".encode() + key).digest()
+    # A nonce of 0 is safe: a key is of one session and one secret, so it makes a single stream.
     stream = Cipher(algorithms.AES256(wide), modes.CTR(bytes(16))).encryptor()
     return np.frombuffer(stream.update(bytes(size)) + stream.finalize(), np.uint8)
 

@@ -67,7 +67,7 @@ class SecAggPlus(Settings, Secure):
         return MaskingHandler(handler, self)
 
     def at_server(self, fleet: Fleet, provides: Iterable[str]) -> Fleet:
-        """A fleet whose replies are the mean of all."""
+        """A fleet in which every reply is the mean of all."""
         require_flower()
         from mutirao.privacy.secure_aggregation.summing_fleet import SecureFleet
 
@@ -106,7 +106,10 @@ def secure_of(config: Any) -> Secure:
     secure: Secure = build("secure", config.secure)
     if isinstance(secure, SecAggPlus) and config.privacy.name == "central":
         clip = float(build("privacy", config.privacy).clip)
-        return replace(secure, most_samples=1, clip=min(clip, secure.clip) if secure.clip else clip)
+        if secure.clip:
+            clip = min(clip, secure.clip)
+        # The account assumes that a client moves the sum by at most the clip, so no client may count several times.
+        return replace(secure, most_samples=1, clip=clip)
     return secure
 
 
@@ -125,6 +128,6 @@ def from_table(table: Mapping[str, Any]) -> Secure:
 
 
 def require_flower() -> None:
-    """ConfigError without Flower, whose cryptographic primitives are used."""
+    """ConfigError without Flower, which provides the cryptographic primitives."""
     if find_spec("flwr") is None:
         raise ConfigError("secure=secagg+ needs Flower's cryptography: install mutirao[flower]")

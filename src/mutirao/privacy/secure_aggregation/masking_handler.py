@@ -87,7 +87,9 @@ class MaskingHandler:
                     out[client] = self.talk(request, sites[client])
             except Exception as error:  # it is this client's failure alone
                 out[client] = failure_of(error)
-        made = many({c: plain for c, (_, plain) in begun.items()}, {c: sites[c] for c in begun}) if begun else {}
+        made: Mapping[ClientId, Reply | Failure] = {}
+        if begun:
+            made = many({c: plain for c, (_, plain) in begun.items()}, {c: sites[c] for c in begun})
         for client, reply in made.items():
             out[client] = reply
             try:
@@ -129,6 +131,7 @@ class MaskingHandler:
         letters, masks = (byte_rows(request, kind, len(names), PUBLIC) for kind in ("letters", "masks"))
         mine = [public_of(bytes.fromhex(memory[kind])) for kind in ("letters", "masks")]
         keys = [*letters, *masks, *mine]
+        # A server could list one party under several names, and so collect enough shares to unmask this client.
         if site.id in names or len(set(keys)) < len(keys):
             raise Refused("secure.peers", "a neighbour is this site itself, or two have one key")
         if len(names) + 1 < self.secure.least:
@@ -178,6 +181,7 @@ class MaskingHandler:
                 sound = [len(bytes.fromhex(s)) for s in pair] == [SHARE, SHARE]
             except (ValueError, TypeError) as error:
                 raise Refused("secure.shares", "an encrypted share was not written by its sender") from error
+            # Names and session are inside the encrypted text, so the server cannot exchange two shares.
             if [session, sender, to] != [memory["session"], name, site.id] or not sound:
                 raise Refused("secure.shares", "an encrypted share is of another session, or for another client")
             received[name] = pair
@@ -210,17 +214,22 @@ class MaskingHandler:
         update, wide = mask_part(memory["session"], part, site.id, own, masks, peers)
         kept = ("session", "needed", "mine", "received")
         save_session(site, {"next": UNMASK} | {k: memory[k] for k in kept})
-        return Reply({"update": update, "wide": wide}, {}, {}, weight if self.secure.sizes == "public" else 1)
+        if self.secure.sizes != "public":
+            # The weight is in the masked sum; outside of it, it would reveal the number of samples.
+            weight = 1
+        return Reply({"update": update, "wide": wide}, {}, {}, weight)
 
     def unmask(self, request: Request, site: Site) -> Reply:
         """A share per neighbour: of its own mask if its update is in the sum, of its keys if it dropped out."""
         memory = load_session(request, site, UNMASK)
         alive = name_list(request, "alive")
         lost = name_list(request, "lost")
+        # A neighbour in both lists would have both its shares given away, which unmask its single update.
         if sorted([*alive, *lost]) != sorted(memory["received"]):
             raise Refused("secure.survivors", "each neighbour either is in the sum or got lost, and no one else")
         if len(alive) + 1 < max(memory["needed"], self.secure.least):
             raise Refused("secure.survivors", f"only {len(alive)} neighbours are in the sum")
+        # Removed before the answer: a second request with the lists exchanged would get the other shares.
         site.state.pop(STATE, None)
         shares = [memory["mine"], *(memory["received"][n][0] for n in alive), *(memory["received"][n][1] for n in lost)]
         return Reply({}, {"shares": np.stack([byte_array(bytes.fromhex(s)) for s in shares])}, {}, 1)

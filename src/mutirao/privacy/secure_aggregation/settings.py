@@ -21,7 +21,7 @@ def without_session(config: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 
 def effective_request(request: Request) -> str:
-    """The kind of request whose answer a stage reveals: for a masked answer, that of the inner request."""
+    """The kind of request that a stage answers: for a masked answer, that of the inner request."""
     if request.do == MASKED:
         return str(request.config.get("secagg.do", ""))
     return request.do

@@ -155,9 +155,8 @@ class MaskedSum:
         self.remaining = []
         for client in asked:
             failure = answers.failures.get(client)
-            if failure is None:
-                fault = take(client, answers.replies[client])
-                failure = Failure("malformed", f"{stage}: {fault}") if fault else None
+            if failure is None and (fault := take(client, answers.replies[client])):
+                failure = Failure("malformed", f"{stage}: {fault}")
             if failure is None:
                 self.remaining.append(client)
             elif stage != UNMASK:  # a client that gets lost after its update came is in the sum all the same
@@ -338,6 +337,7 @@ class MaskedSum:
         """What removes the masks: members' own masks, and the masks that lost clients share with members."""
         for client in sorted(self.mask_owners):
             secret = recover_secret(self.shares[client][: self.needed(client)])
+            # Wrong shares combine to some number, too: without these checks a wrong mask would spoil the sum unseen.
             if client in self.parts:
                 if commit(self.session, secret) != self.commits[client]:
                     raise ValueError(f"shares of {client} do not fit")

@@ -166,7 +166,8 @@ def task(config: Config) -> Task:
     classes = agreed or sources.classes
     abnormal = abnormal_classes(classes, config.normal)
     metrics: tuple[str, ...] = ()
-    if not has_one_model(config):  # then all evaluations are those of the hospitals
+    # With personal models or groups all evaluations are those of the hospitals.
+    if not has_one_model(config):
         trainer_options["figures"] = evaluate_logits
         metrics = ("accuracy", "balanced_accuracy", "loss")
     elif config.judge_by == "vali":
@@ -184,7 +185,10 @@ def task(config: Config) -> Task:
 
     def verdict(run: Run, path: Path) -> None:
         test = sources.test()
-        about = {"tile": scale.size, "mpp": scale.mpp} if scale else {}
+        about: dict[str, Any] = {}
+        # Stored for screening: on tiles of another scale the model would be wrong without an error.
+        if scale:
+            about = {"tile": scale.size, "mpp": scale.mpp}
         unit = "slides" if config.head in BAG_HEADS else "pictures"
         draw = rng(config.seed, 0, "auc")
         write_verdict(path, predicted["test"], test.labels, test.slides, classes, abnormal, draw, unit, **about)

@@ -21,7 +21,8 @@ def network_of_run(folder: Path, which: str = "best") -> ScreeningModel:
         facts = json.loads(verdict.read_text(encoding="utf-8"))
         classes = list(facts["classes"])
         scale = TileScale(int(facts["tile"]), float(facts["mpp"])) if facts.get("tile") else None
-        if scale is None and config.data == "synthetic":  # a run older than this entry
+        # Runs that are older than this entry have no scale, but that of the synthetic slides is known.
+        if scale is None and config.data == "synthetic":
             scale = scale_in(config)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
         raise Damaged(f"{verdict} is damaged: {one_line(error)}") from error

@@ -46,7 +46,10 @@ def partition_populations(
         samples = draw.permutation(np.flatnonzero(labels == c))
         mine = np.flatnonzero(population == home[c])
         others = np.flatnonzero(population != home[c])
-        cut = round(own * len(samples)) if len(others) else len(samples)
+        cut = len(samples)
+        # With a single population there are no others to give the rest to.
+        if len(others):
+            cut = round(own * len(samples))
         for who, some in ((mine, samples[:cut]), (others, samples[cut:])):
             for client, share in zip(draw.permutation(who), np.array_split(some, max(1, len(who))), strict=False):
                 parts[client].append(share)
@@ -97,22 +100,29 @@ def make_clients(
 ) -> dict[ClientId, ClientData]:
     """The data of each client: at most `most` samples of its part, and at most `most_tests` test samples.
 
-    A client's test samples have its own class distribution, and its population changes training and test samples alike.
+    A client's test samples have its own class distribution. Its population changes training and test samples equally.
     `with_noise_of(i, x)` are test inputs with the noise of client i, if the partition has noise.
     """
     x, y = train
     x_test, y_test = test
     populations = max(truth) + 1
     changes = kind in ("permuted", "rotated")
-    x_all = x.copy() if changes else x
-    y_all = y.copy() if changes else y
+    x_all = x
+    y_all = y
+    # Clients write their changed samples into the arrays that all of them share, so these must not be the data set's.
+    if changes:
+        x_all = x.copy()
+        y_all = y.copy()
     renamings = [rng(seed, 0, "renaming", str(g)).permutation(int(y.max()) + 1) for g in range(populations)]
     rows = {}
     tests = {}
     for i, (part, group) in enumerate(zip(parts, truth, strict=True)):
         name = f"c{i:0{len(str(len(parts) - 1))}d}"
         draw = rng(seed, 0, "samples", name)
-        rows[name] = mine = np.sort(draw.permutation(part)[:most]) if most else part
+        mine = part
+        if most:
+            mine = np.sort(draw.permutation(part)[:most])
+        rows[name] = mine
         kept = sample_like(y_test, y[mine], largest_similar_size(y_test, y[mine], most_tests), draw)
         seen = group, populations, renamings[group]
         if changes:

@@ -63,7 +63,7 @@ class Config(Common):
     noise: NoiseRule = setting("nearest", "a client in no group: joins the nearest, gets its own, or waits")
     head: str = setting(
         "reduced",
-        "outputs of a group's model: its classes, if a warm-up tells them, or all",
+        "outputs of a group's model: its classes, if a warm-up reports them, or all",
         choices=("reduced", "full"),
     )
     attack: Part = setting(Part("none", home="mutirao.robustness.attacks"), "what Byzantine clients do, in simulation")
@@ -113,9 +113,10 @@ def task(config: Config) -> Task:
     y = data.y_train
     test = data.x_test, data.y_test
     parts, truth = split(config, data)
-    noise = (
-        noise_levels(config.partition.name, config.partition.settings, len(parts)) if config.hidden == "none" else ()
-    )
+    noise: tuple[float, ...] = ()
+    # Hidden populations take the place of the partition, and of its noise.
+    if config.hidden == "none":
+        noise = noise_levels(config.partition.name, config.partition.settings, len(parts))
     x = disturb_rows(noise, config.seed, parts, x)
     with_noise_of = partial(disturb_test, noise, config.seed)
     clients = make_clients(
@@ -135,11 +136,11 @@ def task(config: Config) -> Task:
     privacy = build("privacy", config.privacy)
     hold = config.hold if holds_out_samples(config) else 0.0
     member = GroupMember(trainers, classes, signature, config.warm_epochs, head, privacy, hold)
-    malicious = malicious_among(groups, config.liars, config.seed) if config.attack.name != "none" else frozenset()
-    clear = config.hidden != "none" or config.partition.name in (
-        "iid",
-        "by_class",
-    )  # otherwise true groups are not unique
+    malicious: frozenset[ClientId] = frozenset()
+    if config.attack.name != "none":
+        malicious = malicious_among(groups, config.liars, config.seed)
+    # With any other partition, such as Dirichlet's, true groups are not unique.
+    clear = config.hidden != "none" or config.partition.name in ("iid", "by_class")
     remaining = {c: clients[c] for c in clients if c not in parse_names(config.exclude)}
     context = DriftContext(remaining, config.seed, classes)
     drift = build("drift", config.drift)
@@ -203,7 +204,7 @@ def check_head(config: Config) -> None:
 
 @dataclass(frozen=True)
 class GroundTruth:
-    """What only a simulation knows about its clients."""
+    """Facts about the clients that only a simulation has."""
 
     member: Any  # a Member
     malicious: frozenset[ClientId]
@@ -221,6 +222,9 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     """Form groups, then make rounds of all of them at once."""
     truth = task.knows
     member = truth.member
+    compare = None
+    if has_references(config):
+        compare = partial(compare_with_references, settings=references_of(config))
     options = GroupOptions(
         model=lambda outputs, which=0: member.trainers(outputs).initial(start_of(config.seed, which)),
         head=member.head,
@@ -232,14 +236,17 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
         metrics=("accuracy", "accuracy_known", "loss"),
         true_groups=truth.truth_at,
         malicious=truth.malicious,
-        compare=partial(compare_with_references, settings=references_of(config)) if has_references(config) else None,
+        compare=compare,
     )
     yield from federate_groups(fleet, config, task, run, options)
 
 
 def references_of(config: Config) -> References:
     """The references for groups, fine-tuned as long as one round, and the model that clients get."""
-    serve = "groups" if config.serve == "auto" and not holds_out_samples(config) else config.serve
+    serve = config.serve
+    # Without held-out samples there is nothing to choose by.
+    if serve == "auto" and not holds_out_samples(config):
+        serve = "groups"
     return References(reference_rounds(config), config.epochs, config.alone_epochs, config.per_round, serve)
 
 
@@ -248,10 +255,16 @@ def extra_disclosure(config: Config, task: Task) -> Disclosure:
 
     A client that joins after its group has settled gets that group's model in a `take` request.
     """
-    classes = ("holdings",) if config.head == "reduced" and grouper_of(config).uses_warm_up else ()
-    own_classes = ("accuracy_known",) if config.privacy.name in ("none", "central") else ()
-    held_out = ("accuracy_held",) if holds_out_samples(config) else ()
-    return Disclosure(("take",), extras=classes, metrics=(*own_classes, *held_out))
+    extras: tuple[str, ...] = ()
+    if config.head == "reduced" and grouper_of(config).uses_warm_up:
+        extras = ("holdings",)
+    metrics = []
+    # With local privacy clients report no metrics, see `GroupMember.check_allowed`.
+    if config.privacy.name in ("none", "central"):
+        metrics.append("accuracy_known")
+    if holds_out_samples(config):
+        metrics.append("accuracy_held")
+    return Disclosure(("take",), extras=extras, metrics=tuple(metrics))
 
 
 recipe = Recipe(

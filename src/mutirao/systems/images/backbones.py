@@ -100,15 +100,21 @@ def load_exported(name: str, weights: str = "") -> Backbone:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read the backbone {path}: {error.strerror or error}") from error
+    open_network = open_script
+    kind = "TorchScript (a file of weights is no network)"
+    if path.suffix.lower() == ".onnx":
+        open_network = open_onnx
+        kind = "ONNX"
     try:
-        open_network = open_onnx if path.suffix.lower() == ".onnx" else open_script
         call, preprocessing = open_network(content)
     except ConfigError:
         raise
     except Exception as error:  # torch and onnxruntime raise exceptions of their own
-        kind = "ONNX" if path.suffix.lower() == ".onnx" else "TorchScript (a file of weights is no network)"
         raise ConfigError(f"{path} cannot be used as a backbone in {kind}: {one_line(error)[:150]}") from error
-    first = nn.Identity() if preprocessing.bytes else Normalize(preprocessing.mean, preprocessing.std)
+    first: nn.Module = Normalize(preprocessing.mean, preprocessing.std)
+    # A network that takes bytes normalizes them itself.
+    if preprocessing.bytes:
+        first = nn.Identity()
     trunk = nn.Sequential(first, ExternalNetwork(call), Features(name)).requires_grad_(False).eval()
     size = preprocessing.size
     try:
@@ -150,7 +156,8 @@ def open_onnx(content: bytes) -> tuple[Forward, Preprocessing]:
     if any(t.data_location == onnx.TensorProto.EXTERNAL for t in graph.initializer):
         raise ValueError("its weights lie in another file; save it with all its weights in one")
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1  # each core processes an image of its own
+    # One thread: each core processes an image of its own.
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     inputs = session.get_inputs()
@@ -167,7 +174,10 @@ def open_onnx(content: bytes) -> tuple[Forward, Preprocessing]:
     out = session.get_outputs()[0].name
 
     def call(x: Tensor) -> Tensor:
-        batches = x.numpy()[:, None] if batch_of_one else [x.numpy()]
+        batches = [x.numpy()]
+        # A network exported for a batch of one takes its images one after another.
+        if batch_of_one:
+            batches = list(x.numpy()[:, None])
         return torch.from_numpy(np.concatenate([session.run([out], {name: batch})[0] for batch in batches]))
 
     return call, preprocessing
@@ -182,9 +192,8 @@ class FrozenNorm(nn.Module):
 
     mean: Tensor
     var: Tensor
-    is_batch_norm = (
-        True  # so that FedBN keeps its weights and biases at the client; its statistics are the same for all
-    )
+    # So that FedBN keeps its weights and biases at the client; its statistics are the same for all.
+    is_batch_norm = True
 
     def __init__(self, channels: int, eps: float) -> None:
         super().__init__()
@@ -204,6 +213,7 @@ class SameConv(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         pads = []
+        # TensorFlow's SAME: ceil(length / stride) outputs, and so much padding as they need.
         for length, kernel, stride in zip(x.shape[:-3:-1], self.kernel_size[::-1], self.stride[::-1], strict=True):
             total = max((-(-int(length) // stride) - 1) * stride + kernel - int(length), 0)
             pads += [total // 2, total - total // 2]
@@ -240,15 +250,15 @@ class BasicBlock(nn.Module):
         self.bn1 = FrozenNorm(out, 1e-5)
         self.conv2 = nn.Conv2d(out, out, 3, 1, 1, bias=False)
         self.bn2 = FrozenNorm(out, 1e-5)
-        self.downsample = (
-            nn.Sequential(nn.Conv2d(into, out, 1, stride, bias=False), FrozenNorm(out, 1e-5))
-            if stride > 1 or into != out
-            else None
-        )
+        self.downsample: nn.Module | None = None
+        if stride > 1 or into != out:
+            self.downsample = nn.Sequential(nn.Conv2d(into, out, 1, stride, bias=False), FrozenNorm(out, 1e-5))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn2(self.conv2(functional.relu(self.bn1(self.conv1(x)))))
-        return functional.relu(y + (x if self.downsample is None else self.downsample(x)))
+        if self.downsample is not None:
+            x = self.downsample(x)
+        return functional.relu(y + x)
 
 
 def efficientnet_lite0() -> Backbone:
@@ -303,23 +313,32 @@ def lite0_key(key: str) -> str | None:
     """Map a key of the package's EfficientNet-Lite0 to ours; None for a weight that we do not use."""
     stem, _, last = key.rpartition(".")
     last = STATISTICS.get(last, last)
+    # The layer behind the last block, and the classes of ImageNet.
     if stem in ("_conv_head", "_bn1", "_fc"):
-        return None  # the layer behind the last block and the classes of ImageNet
-    if stem in ("_conv_stem", "_bn0"):
-        return f"trunk.{1 if stem == '_conv_stem' else 2}.{last}"
+        return None
+    if stem == "_conv_stem":
+        return f"trunk.1.{last}"
+    if stem == "_bn0":
+        return f"trunk.2.{last}"
     found = re.fullmatch(r"_blocks\.(\d+)\._(\w+)", stem)
+    # A key of another network is returned as it is, and then reported as left over.
     if not found or found[2] not in LITE0_PARTS:
-        return key  # of another network: it is reported as left over
+        return key
     block = int(found[1])
-    place = LITE0_PARTS.index(found[2]) - (3 if block == 0 else 0)  # the first block has no expansion
+    place = LITE0_PARTS.index(found[2])
+    # The first block has no expansion, hence three layers fewer.
+    if block == 0:
+        place -= 3
     parent = "tail.0" if block == 15 else f"trunk.{4 + block}"
     return f"{parent}.layers.{place}.{last}"
 
 
 def resnet18_key(key: str) -> str | None:
     """Map a key named as in torchvision, timm or transformers to ours; None for the classifier."""
+    # The first two forms are those of transformers; torchvision's and timm's names are ours already.
     if found := re.fullmatch(r"resnet\.embedder\.embedder\.(convolution|normalization)\.(\w+)", key):
-        key = f"{'conv1' if found[1] == 'convolution' else 'bn1'}.{found[2]}"
+        layer = {"convolution": "conv1", "normalization": "bn1"}[found[1]]
+        key = f"{layer}.{found[2]}"
     elif found := re.fullmatch(r"resnet\.encoder\.stages\.(\d)\.layers\.(\d)\.(?:layer\.)?(\w+)\.(\w+)\.(\w+)", key):
         stage, layer, which, kind, name = found.groups()
         part = f"downsample.{int(kind == 'normalization')}"
@@ -360,8 +379,9 @@ def load_backbone(name: str, weights: str = "") -> Backbone:
         log.warning("body=%s has RANDOM weights: nothing it was trained for, and features worth little", name)
     else:
         state = read_weights(Path(weights).expanduser()) if weights else installed_weights(name)
+        # Scale and shift are constants of the first layer, not weights: no file has them.
         own = dict([*backbone.named_parameters(), *backbone.named_buffers()])
-        own = {k: v for k, v in own.items() if not k.endswith((".scale", ".shift"))}  # constants of the first layer
+        own = {k: v for k, v in own.items() if not k.endswith((".scale", ".shift"))}
         copy_weights(own, state, our_key, weights or "the installed weights", name)
     return backbone.requires_grad_(False).eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
@@ -369,11 +389,15 @@ def load_backbone(name: str, weights: str = "") -> Backbone:
 def installed_weights(name: str) -> dict[str, Tensor]:
     """The ImageNet weights from an installed package."""
     lite0 = name == "efficientnet_lite0"
-    spec = importlib.util.find_spec(LITE0_PACKAGE if lite0 else "torchvision")
+    package = "torchvision"
+    how = "install torchvision,"
+    if lite0:
+        package = LITE0_PACKAGE
+        how = f"{LITE0_PIP};"
+    spec = importlib.util.find_spec(package)
     if lite0 and spec and (files := sorted(Path(str(spec.origin)).parent.glob("models/*.pth"))):
         return read_weights(files[0])
     if lite0 or spec is None:
-        how = f"{LITE0_PIP};" if lite0 else "install torchvision,"
         raise ConfigError(
             f"body={name} needs its ImageNet weights: {how} or give a file with --set weights=PATH "
             f"(weights=random needs none, to try things out)"

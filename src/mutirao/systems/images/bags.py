@@ -26,7 +26,7 @@ Bag = tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]  # tiles, and a mask
 
 @dataclass(frozen=True)
 class Slides(ImageSet):
-    """An image set whose rows are slides: `files` has the first tile of each, `tiles` all of them."""
+    """An image set with slides as rows: `files` has the first tile of each, `tiles` all of them."""
 
     tiles: tuple[ImageSet, ...] = ()
 
@@ -55,6 +55,7 @@ def gather_slides(pictures: ImageSet) -> Slides:
             raise ConfigError(f"slide {name!r} lies in {found[0]!r} and in {found[1]!r}; a slide has one class")
         tiles.append(pictures.take(rows))
         labels.append(int(pictures.labels[rows[0]]))
+    # Sorted: two slides with the same tiles are the same slide, whatever the names of their files.
     whole = [hashlib.sha256("".join(sorted(some.hashes)).encode()).hexdigest() for some in tiles]
     return Slides(
         tuple(some.files[0] for some in tiles),
@@ -80,7 +81,7 @@ def as_slides(found: Sources) -> Sources:
 
 @dataclass(frozen=True)
 class BagExtractor:
-    """Turns slides into bags of their tiles' features; at most `max_tiles` of a slide, sampled at random."""
+    """Reads slides as bags of their tiles' features; at most `max_tiles` of a slide, sampled at random."""
 
     extract: Extractor
     max_tiles: int

@@ -43,7 +43,7 @@ class Backbone(nn.Module):
 
 
 class Features(nn.Module):
-    """Turns a network's output into one row for each image: feature maps are averaged, anything else is refused."""
+    """Reduces a network's output to one row for each image: feature maps are averaged, anything else is refused."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -57,7 +57,9 @@ class Features(nn.Module):
                 f"body={self.name} gives {found}; right is N x features, or N x features x height x width: "
                 f"let it pool its tokens, or export it so"
             )
-        return (x.mean((2, 3)) if x.ndim == 4 else x).float()
+        if x.ndim == 4:
+            x = x.mean((2, 3))
+        return x.float()
 
 
 def weights_fingerprint(module: nn.Module) -> str:
@@ -90,6 +92,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             from safetensors.torch import load_file
 
             return dict(load_file(path))
+        # weights_only: a pickle can run code while it is read; this refuses all but tensors and plain containers.
         state = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ConfigError(f"cannot read the weights {path}: {error.strerror or error}") from error
@@ -116,6 +119,7 @@ def copy_weights(
         ours = our_key(key if key in own else PREFIXES.sub("", key))
         if ours is not None and not key.endswith(COUNTER):
             named[ours] = (key, value)
+    # Everything is compared before anything is copied: a wrong file must not leave a mixture of two networks.
     expected = {k: v for k, v in own.items() if not k.endswith(COUNTER)}
     faults = []
     for k, (key, value) in named.items():

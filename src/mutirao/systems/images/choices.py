@@ -21,7 +21,7 @@ BAG_HEADS = ("mean", "max", "abmil")  # heads that classify a slide by all of it
 HEADS = ("linear", *BAG_HEADS)
 STAINS = ("none", "macenko", "reinhard")
 AUGMENTS = ("none", "stain")
-ELSEWHERE = "none"  # the setting `data` of a server whose sites have all the images
+ELSEWHERE = "none"  # the setting `data` of a server without images; the sites have them
 
 
 def check_network(name: str) -> None:

@@ -56,7 +56,8 @@ class Hospital(ImageTrainer):
             return self.validate(reply, site.data.test)
         return reply
 
-    many = answer_sequentially  # sequential: hospitals are few and their rounds short
+    # One after another: hospitals are few, and their rounds short.
+    many = answer_sequentially
 
     def validate(self, reply: Reply, held_out: Samples) -> Reply:
         """Add loss and accuracy of the trained model on the held-out samples."""
@@ -114,7 +115,8 @@ class HospitalPopulation(Population):
 
     def _read(self, name: ClientId) -> ClientData:
         images = self._images(name)
-        if self.classes and not self.accepts_any_client:  # a site's own classes are compared in the agreement
+        # The classes of a site's own images are compared in the agreement before the first round.
+        if self.classes and not self.accepts_any_client:
             require_same_classes({"the class list agreed on": self.classes, name: images.classes})
         seed = derive_seed(self.seed, 0, "validation", name)
         train_rows = np.arange(len(images))
@@ -125,6 +127,7 @@ class HospitalPopulation(Population):
         if self.max_samples:
             order = np.random.default_rng(seed).permutation(train_rows)
             train_rows = np.sort(order[: self.max_samples])
+        # One call computes the features of both sets; training rows come first, up to `cut`.
         used = images.take(np.concatenate([train_rows, validation_rows]))
         inputs = self.extract.inputs(used)
         cut = len(train_rows)

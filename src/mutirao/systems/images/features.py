@@ -49,8 +49,11 @@ def normalize_stain(image: Image.Image, stain: str, size: int = SIZE) -> Image.I
 def flip_and_rotate(plain: Image.Image, draw: np.random.Generator) -> Image.Image:
     """The image, flipped with probability one half and rotated by up to 10 degrees."""
     edge = np.asarray(plain)[[0, -1]].reshape(-1, 3).mean(0)
-    flipped = plain.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draw.random() < 0.5 else plain
-    fill = tuple(int(v) for v in edge)  # not black: a corner must not look like a nucleus
+    flipped = plain
+    if draw.random() < 0.5:
+        flipped = plain.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    # Corners are filled by the edge's colour: black ones would look like nuclei.
+    fill = tuple(int(v) for v in edge)
     return flipped.rotate(draw.uniform(-10, 10), Image.Resampling.BILINEAR, fillcolor=fill)
 
 
@@ -119,7 +122,8 @@ class Extractor:
         """An array of files x views x what `depth` gives, in the order of the files."""
         if not files:
             raise ValueError("there are no pictures to look at")
-        _ = self.side if self.depth == "pixels" else self.folder  # loads the backbone once, not in every thread
+        # These properties load the backbone. Here that is done once, and not in every thread.
+        _ = self.side if self.depth == "pixels" else self.folder
         rows = []
         with one_thread(), ThreadPoolExecutor(core_count(), "mutirao-features") as pool:
             for i, row in enumerate(pool.map(self.of_file, files), 1):
@@ -149,7 +153,8 @@ class Extractor:
         if self.cached:
             stream = io.BytesIO()
             np.save(stream, features)
-            with contextlib.suppress(OSError):  # without a cache the next run is only slower
+            # Without a cache the next run is only slower.
+            with contextlib.suppress(OSError):
                 write_whole(kept, stream.getvalue(), durable=False)
         return features
 
@@ -175,8 +180,9 @@ class Extractor:
     def _load(self, kept: Path) -> npt.NDArray[np.float32] | None:
         try:
             found: npt.NDArray[np.float32] = np.load(kept, allow_pickle=False)
+        # Absent or damaged, or Python 3.11 parsed two headers at once (SystemError): the features are computed again.
         except (OSError, ValueError, EOFError, SystemError):
-            return None  # absent or damaged, or Python 3.11 parsed two headers at once: it is computed again
+            return None
         sound = found.dtype == np.float32 and found.ndim >= 2 and len(found) == self.views and np.isfinite(found).all()
         if sound:
             return found

@@ -71,7 +71,8 @@ def probabilities(model: nn.Module, x: Any) -> npt.NDArray[np.float64]:
             logits = call_model(model, map_tensors(batch, lambda t: t.to(device)))
             rows.append(torch.softmax(logits.cpu().double(), -1))
     found: npt.NDArray[np.float64] = torch.cat(rows).numpy()
-    return np.nan_to_num(found)  # a diverged model gives NaN here; the round itself reports that
+    # A diverged model gives NaN here. The round itself reports that, so the metrics need not fail as well.
+    return np.nan_to_num(found)
 
 
 HIDDEN = 64  # units of the attention
@@ -119,7 +120,7 @@ class MaxPool(MeanPool):
         return h.masked_fill(~there[..., None], -torch.inf).amax(1)
 
     def attention(self, h: Tensor, there: Tensor) -> Tensor:
-        """The share of features whose maximum is this tile's."""
+        """The share of features that have their maximum in this tile."""
         first = h.masked_fill(~there[..., None], -torch.inf).argmax(1)
         return nn.functional.one_hot(first, h.shape[1]).to(h.dtype).mean(1)
 
@@ -139,7 +140,8 @@ class AttentionPool(MeanPool):
         super().__init__(width, classes)
         self.content = nn.Linear(width, hidden)
         self.gate = nn.Linear(width, hidden)
-        self.weigh = nn.Linear(hidden, 1, bias=False)  # a bias would cancel in the softmax
+        # Without a bias, which would cancel in the softmax.
+        self.weigh = nn.Linear(hidden, 1, bias=False)
 
     def attention(self, h: Tensor, there: Tensor) -> Tensor:
         """The softmax over the tiles of each bag."""

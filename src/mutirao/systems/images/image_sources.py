@@ -175,7 +175,7 @@ class Sources:
 def find_image_sources(
     root: Path, config: Any, group: str, classes: tuple[str, ...] = (), rows_of: GroupRows = ungrouped
 ) -> Sources:
-    """Read a folder or table; `group` tells which images belong together, such as those of one slide."""
+    """Read a folder or table; `group` defines which images belong together, such as those of one slide."""
     if (root / GLOBAL_TEST).is_dir() or clients_in(root):
         return read_prepared(root, config.clients, group)
     train, test = read_train_test(root, group, config.test, derive_seed(config.seed, 0, "test split"), classes, rows_of)
@@ -184,7 +184,9 @@ def find_image_sources(
     named = config.partition.name in ("natural", "auto") and (train.laboratories != "").all()
     hospitals = {}
     for k, part in enumerate(parts, 1):
-        name = str(train.laboratories[part[0]]) if named else f"client_{k}"
+        name = f"client_{k}"
+        if named:
+            name = str(train.laboratories[part[0]])
         hospitals[name] = partial(train.take, part)
     return Sources(hospitals, lambda: test, train.classes)
 
@@ -207,7 +209,10 @@ def read_prepared(root: Path, clients: int, group: str) -> Sources:
 
     hospitals: dict[str, Callable[[], ImageSet]] = {p.name: cache(partial(read_client, p)) for p in folders}
     class_lists: dict[str, list[str]] = {}
-    for folder in [*folders, test_folder] if has_test else folders:
+    with_classes = list(folders)
+    if has_test:
+        with_classes.append(test_folder)
+    for folder in with_classes:
         class_lists[folder.name] = [path.name for path in class_folders(folder)]
     return Sources(hospitals or remote_clients(root, clients), test, require_same_classes(class_lists), has_test)
 
@@ -239,7 +244,7 @@ def read_whole(root: Path, group: str, classes: tuple[str, ...]) -> ImageSet:
 
 
 def remote_clients(where: Path | str, clients: int) -> dict[str, Callable[[], ImageSet]]:
-    """Clients whose images are at their own sites: reading them here raises ConfigError."""
+    """Clients with images at their own sites: reading them here raises ConfigError."""
 
     def refuse(name: str) -> ImageSet:
         raise ConfigError(f"{where} has no pictures of {name}; they are at another site")

@@ -32,8 +32,11 @@ def sensitivity_at(scores: npt.ArrayLike, positive: npt.ArrayLike, specificity: 
     if y.all() or not y.any():
         return float("nan")
     negatives = np.sort(s[~y])
-    allowed = int(np.floor((1 - specificity) * len(negatives) + 1e-9))  # negatives that may be called positive
-    threshold = negatives[len(negatives) - 1 - allowed] if allowed < len(negatives) else -np.inf
+    # The negatives that may be called positive. The margin is for rounding: (1 - 0.9) * 10 is 0.9999999999999998.
+    allowed = int(np.floor((1 - specificity) * len(negatives) + 1e-9))
+    threshold = -np.inf
+    if allowed < len(negatives):
+        threshold = negatives[len(negatives) - 1 - allowed]
     return float((s[y] > threshold).mean())
 
 
@@ -141,7 +144,9 @@ def reported_metrics(
 ) -> dict[str, float]:
     """The metrics that a hospital reports of a model's logits: no recalls, and only finite values."""
     p = softmax(outputs)
-    found = screening_metrics(p, labels, classes, abnormal) if np.isfinite(p).all() else {}
+    if not np.isfinite(p).all():
+        return {}
+    found = screening_metrics(p, labels, classes, abnormal)
     return {name: found[name] for name in REPORTED_METRICS if np.isfinite(found.get(name, np.nan))}
 
 

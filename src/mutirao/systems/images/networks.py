@@ -76,6 +76,7 @@ def mobilenet(channels: int, outputs: int, first: nn.Module, width: float = MOBI
         for step in itertools.islice(itertools.chain([stride], itertools.repeat(1)), blocks):
             layers.append(InvertedResidual(into, out, expansion, step))
             into = out
+    # Section 4 of the paper: below a width of 1 the last convolution keeps its channels.
     last = scaled_channels(MOBILENET_LAST, max(1.0, width))
     return nn.Sequential(
         *layers, *convolution(into, last, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(last, outputs)

@@ -74,8 +74,10 @@ def task(config: Config) -> Task:
     if arrays and not config.sites:
         return array_task(config)
     check_validation_share(config, "validation", is_private(config))
-    if config.sites or elsewhere:
-        sources = read_own(None if elsewhere else find_data(config.data), config.clients, config.group, names)
+    if elsewhere:
+        sources = read_own(None, config.clients, config.group, names)
+    elif config.sites:
+        sources = read_own(find_data(config.data), config.clients, config.group, names)
     else:
         sources = find_image_sources(find_data(config.data), config, config.group, names)
     classes = names or sources.classes

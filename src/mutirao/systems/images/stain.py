@@ -64,6 +64,8 @@ def has_two_stains(pixels: Pixels) -> bool:
     if len(inside) < max(3, LEAST * pixels[..., 0].size):
         return False
     density = -np.log((inside + 1) / LIGHT)
+    # Macenko's plane: that of the two directions with the most variance, which `eigh` returns last. The stains are the
+    # extreme angles in it.
     _, vectors = np.linalg.eigh(np.cov(density.T))
     flat = density @ vectors[:, 1:]
     low, high = np.percentile(np.arctan2(flat[:, 1], flat[:, 0]), [1, 99])

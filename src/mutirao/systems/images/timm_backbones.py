@@ -27,7 +27,7 @@ RESERVED = ("pretrained", "checkpoint", "cache_dir", "num_classes", "scriptable"
 
 
 class FrozenNormStatistics(nn.Module):
-    """A network whose batch normalization keeps its statistics in training, and does not send them."""
+    """A network with batch normalization that keeps its statistics in training, and does not send them."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -89,6 +89,7 @@ def timm_backbone(name: str, weights: str = "", pretrained: bool = True) -> Back
         own = network.state_dict()
         state = read_weights(Path(weights).expanduser())
 
+        # The network has no classifier (num_classes=0), so the one in the file is left out.
         def our_key(key: str) -> str | None:
             if key.startswith(classifiers) and key not in own:
                 return None

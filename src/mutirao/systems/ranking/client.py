@@ -160,7 +160,9 @@ class RankingClient:
 
     def check(self, arrays: Arrays, population: Mapping[ClientId, Any]) -> None:
         """ConfigError if a client's documents do not fit the scale given beforehand."""
-        for name in population if self.own else ():
+        if not self.own:
+            return
+        for name in population:
             try:
                 self.encoded(name, population[name], parse_scale(self.own))
             except Refused as error:
@@ -195,7 +197,10 @@ class RankingClient:
             # Here as in a simulation the metrics are over whole queries, so that both report the same numbers.
             own = documents.test
             assert own is not None
-            test = own.table if len(own) == len(own.table) else own.table.take(own.rows)
+            test = own.table
+            # The table itself, if it has no other rows: its scaled features are cached under this very object.
+            if len(own) != len(test):
+                test = test.take(own.rows)
             metrics = self.evaluate(request.arrays, test, self.scale_in(request))
             return Reply({}, metrics=metrics, n=len(test.query_ids))
         scale, request, samples = self.prepare(request, site)

@@ -122,7 +122,7 @@ def numbered_clients(count: int) -> list[ClientId]:
 def partition_set(config: Any, train: RankingData, vali: RankingData, test: RankingData, highest: int) -> RankingSource:
     """Partition one set over clients c0, c1, ...; a part of it that no client has evaluates the common model.
 
-    With personal models each client has test documents whose grades are distributed as its own, or sampled queries.
+    With personal models each client has test documents with its own distribution of grades, or sampled queries.
     """
     test_set = test if config.judge_by == "test" else vali
     split = build("partition", config.partition)
@@ -231,7 +231,9 @@ def read_client(config: Any, place: Path, name: ClientId) -> ClientDocuments:
     if config.features > width:
         log.warning("%s: features %d to %d occur in no line and count as 0", name, width + 1, config.features)
         width = config.features
-    one = ClientDocuments.whole(pad_documents(train, width), None if test is None else pad_documents(test, width))
+    if test is not None:
+        test = pad_documents(test, width)
+    one = ClientDocuments.whole(pad_documents(train, width), test)
     if config.samples and config.loss == "grades" and len(one) > config.samples:
         sampled = rng(config.seed, 0, "samples", name).choice(one.rows, config.samples, replace=False)
         return replace(one, rows=np.sort(sampled))
@@ -262,16 +264,19 @@ def hold_out_queries(
     count = len(table.query_ids)
     chosen = draw.permutation(count)[: min(round(share * count), count - 1)]
     held_out = np.isin(table.queries, chosen)
-    train = table.take(np.flatnonzero(~held_out))
-    return train, table.take(np.flatnonzero(held_out)) if len(chosen) else None
+    test = None
+    if len(chosen):
+        test = table.take(np.flatnonzero(held_out))
+    return table.take(np.flatnonzero(~held_out)), test
 
 
 def warn_scattered_queries(where: str, table: RankingData) -> None:
-    """Warn of queries whose documents do not stand together: they still count as one list."""
+    """Warn of queries with documents in several places of the file: they still count as one list."""
     starts = np.flatnonzero(np.diff(table.queries, prepend=-1))
     scattered = len(starts) - len(table.query_ids)
     if not scattered:
         return
+    # A query has one start for each place where its documents stand; the first that comes again is named.
     seen: set[int] = set()
     for query in table.queries[starts].tolist():
         if query in seen:
@@ -298,6 +303,7 @@ def check_disjoint_queries(name: ClientId, tables: dict[str, RankingData]) -> No
 def pool_documents(population: Mapping[ClientId, ClientDocuments]) -> DocumentPopulation:
     """One client with the documents of all: the pooled reference."""
     clients = list(population.values())
+    # Clients of one partitioned set share its table: their rows are enough, and no document is copied.
     if all(c.table is clients[0].table for c in clients):
         pooled = replace(clients[0], rows=np.sort(np.concatenate([c.rows for c in clients])))
         if pooled.test is not None:

@@ -26,7 +26,7 @@ from mutirao.training.samples import ClientData, Index, Samples
 
 Rows = npt.NDArray[np.float32]
 KEPT_BYTES = 1 << 22  # most bytes of a client's padded lists that are kept in memory
-KEPT_CLIENTS = 4096  # clients whose lists a process keeps
+KEPT_CLIENTS = 4096  # most clients for which a process keeps lists
 
 
 class EncodedDocuments:
@@ -97,6 +97,7 @@ class EncodedDocuments:
         return ClientData(train, test)
 
     def __getstate__(self) -> tuple[bool, int, int]:
+        # Another process begins with an empty cache: keys are ids of objects in this one, and a lock cannot be pickled.
         return self.lists, self.most, self.seed
 
     def __setstate__(self, state: tuple[bool, int, int]) -> None:
@@ -129,7 +130,8 @@ def make_lists(x: Rows, grades: npt.ArrayLike, queries: npt.ArrayLike, rows: Ind
             [ 0., -1.]]))
     """
     labels = np.asarray(grades)
-    rows = np.arange(len(labels)) if rows is None else rows
+    if rows is None:
+        rows = np.arange(len(labels))
     own = rows_by_query(np.asarray(queries), rows)
     longest = max(map(len, own), default=1)
     y = np.full((len(own), longest), PAD, np.float32)

@@ -102,7 +102,10 @@ def _number(value: Any) -> float:
 def profile_documents(x: npt.ArrayLike, highest: int, transform: Transform, least: int) -> Arrays:
     """A site's profile: all that leaves it before the first round."""
     rows = np.asarray(x)
-    moments = measure_moments(rows if len(rows) >= least else rows[:0], transform)
+    # Moments of a few documents would reveal too much of each: they are those of no documents then.
+    if len(rows) < least:
+        rows = rows[:0]
+    moments = measure_moments(rows, transform)
     head = [float(moments["count"]), float(highest)]
     return {PROFILE: np.concatenate([head, moments["sum"], moments["squares"]])}
 

@@ -60,7 +60,9 @@ class LambdaMART:
             grown = lightgbm.train(settings, data, self.trees, valid_sets=[validation], callbacks=stop)
         except lightgbm.basic.LightGBMError as error:
             raise ConfigError(f"centralised=lightgbm: {error}") from error
-        best = grown.best_iteration if self.patience and grown.best_iteration > 0 else self.trees
+        best = self.trees
+        if self.patience and grown.best_iteration > 0:
+            best = grown.best_iteration
         return forest_from_lightgbm(grown.dump_model(num_iteration=best)["tree_info"][:best], self.trees, self.leaves)
 
     def settings(self, seed: int, highest: int) -> dict[str, Any]:
@@ -149,7 +151,8 @@ def forest_from_lightgbm(found: Iterable[Mapping[str, Any]], trees: int, leaves:
     forest = empty_forest(trees, leaves)
     for t, tree in enumerate(found):
         root = tree["tree_structure"]
-        if "leaf_value" in root:  # one leaf, and no split
+        if "leaf_value" in root:
+            # One leaf and no split: both sides of an empty node lead to it.
             forest["left"][t, 0] = forest["right"][t, 0] = -1
             forest["value"][t, 0] = root["leaf_value"]
             continue
@@ -165,7 +168,10 @@ def forest_from_lightgbm(found: Iterable[Mapping[str, Any]], trees: int, leaves:
             for side in ("left", "right"):
                 child = node[f"{side}_child"]
                 waiting.append(child)
-                forest[side][t, k] = -1 - child["leaf_index"] if "leaf_value" in child else child["split_index"]
+                if "leaf_value" in child:
+                    forest[side][t, k] = -1 - child["leaf_index"]
+                else:
+                    forest[side][t, k] = child["split_index"]
     return forest
 
 

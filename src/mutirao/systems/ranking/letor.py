@@ -107,7 +107,10 @@ def read_raw_letor(file: Path) -> RankingData:
         letters += len(text)
         if rows * width * 4 > max(MOST_BYTES, MOST_TIMES * letters):
             raise ConfigError(f"{file}, line {widest_line}: {_too_sparse(rows, width)}")
-        counts = block.counts if ended else block.counts[:-1]
+        # A last line without a line end may have been cut off, so it says nothing of how long lines are.
+        counts = block.counts
+        if not ended:
+            counts = counts[:-1]
         least = int(counts.min(initial=least))
         most = int(counts.max(initial=most))
         if not ended and rows > begin and block.counts[-1] < least == most and rows > EQUAL_LINES:
@@ -177,7 +180,9 @@ def read_text_blocks(file: Path) -> Iterator[bytes]:
                         f"{file}, line {lines + 1}: it is longer than {MOST_LINE >> 20} MiB: not ranking data"
                     )
                 # Some Windows programs begin a file with a byte order mark.
-                yield text.removeprefix(b"\xef\xbb\xbf") if is_first else text
+                if is_first:
+                    text = text.removeprefix(b"\xef\xbb\xbf")
+                yield text
     except EOFError as error:
         raise ConfigError(f"{file} is truncated: its gzip stream has no end") from error
     except (gzip.BadGzipFile, zlib.error) as error:
@@ -195,6 +200,7 @@ def cache_folders(file: Path) -> list[Path]:
     """Folders in which a file's arrays may be cached, in order of preference: beside it, then in the user's cache."""
     folders = [file.with_name(f"{file.name}.mutirao")]
     home = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification has a relative path ignored.
     try:
         base = Path(home) if Path(home).is_absolute() else Path.home() / ".cache"
     except RuntimeError:  # no home folder
@@ -282,6 +288,7 @@ def write_letor(path: Path | str, data: RankingData) -> None:
     True
     """
     file = Path(path)
+    # Renamed when it is complete, so that no incomplete file ever has the name.
     part = file.with_name(f".{file.name}.part")
     ids = [str(i) for i in data.query_ids.tolist()]
     try:

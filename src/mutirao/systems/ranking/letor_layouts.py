@@ -48,6 +48,7 @@ def locate_parts(path: Path, fold: int | None = None) -> Parts:
             raise ConfigError(f"{folder} has no Fold{wanted}; there are {', '.join(f.name for f in there.values())}")
         folder = there[wanted]
     elif slices := _slices(folder):
+        # LETOR trains fold f on S_f to S_(f+2), validates on the next part and tests on the last, going round.
         first = 1 if fold is None else fold
         numbers = [(first - 1 + step) % 5 + 1 for step in range(5)]
         files = [slices[number] for number in numbers]
@@ -88,7 +89,10 @@ def all_folds(path: Path) -> list[int | None]:
     if not path.is_dir():
         return [None]
     folder = _data_folder(path)
-    return [*fold_folders(folder)] or ([1, 2, 3, 4, 5] if _slices(folder) else [None])
+    numbers: list[int | None] = [*fold_folders(folder)]
+    if not numbers and _slices(folder):
+        return [1, 2, 3, 4, 5]
+    return numbers or [None]
 
 
 def _refuse_fold(path: Path, own: int | None, fold: int | None) -> None:
@@ -132,6 +136,7 @@ def parts_in(folder: Path) -> Parts:
 def _slices(folder: Path) -> dict[int, Path]:
     """S1.txt to S5.txt by number, if all five are there; S1.txt is preferred to S1.txt.gz."""
     found: dict[int, Path] = {}
+    # In reverse order, so that S1.txt comes after S1.txt.gz and takes its place.
     for file in sorted(folder.iterdir(), reverse=True):
         named = SLICE.fullmatch(file.name)
         if named and file.is_file():
@@ -146,7 +151,8 @@ def _sets(folder: Path) -> dict[str, Parts]:
     found: dict[str, Parts] = {}
     for name, part, file in _part_files(folder):
         parts = found.setdefault(name, {})
-        if part in parts and file.name.removesuffix(".gz") != parts[part][0].name:  # which comes before train.txt.gz
+        # In sorted order train.txt comes before train.txt.gz, which is its packed copy and no second file.
+        if part in parts and file.name.removesuffix(".gz") != parts[part][0].name:
             raise ConfigError(f"{folder} has {parts[part][0].name} and {file.name}; expected one of them")
         parts.setdefault(part, (file,))
     return found

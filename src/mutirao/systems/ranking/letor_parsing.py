@@ -117,7 +117,10 @@ def parse_line(line: bytes) -> ParsedLine:
 
 def quote_word(word: bytes) -> str:
     """A word of the file as a message can show it, short and on one line."""
-    return repr(word[:40].decode("utf-8", "replace")) + ("..." if len(word) > 40 else "")
+    shown = repr(word[:40].decode("utf-8", "replace"))
+    if len(word) > 40:
+        shown += "..."
+    return shown
 
 
 def _grade(word: bytes) -> int:
@@ -231,9 +234,11 @@ def parse_plain_lines(text: bytes) -> ParsedBlock | None:
     bare = short.translate(None, b"0123456789")
     rows = len(queries)
     many = bare.count(b":")
+    # Whatever is not plain is left to `parse_line`: no features at all, an index that begins with 0, a minus anywhere
+    # but before a value, a line without one query, and marks in any other order.
     if (
         not many
-        or b" 0" in text  # feature 0, or 01
+        or b" 0" in text
         or short.count(b"-") != short.count(b":-")
         or (b"\n" + bare).count(b"\nq") != rows
         or bare.replace(b" :-", b" :").replace(b" :.", b" :").replace(b" :", b"") != b"q\n" * rows
@@ -249,12 +254,15 @@ def parse_plain_lines(text: bytes) -> ParsedBlock | None:
     grades, indices, values = numbers[firsts], *np.delete(numbers, firsts).reshape(-1, 2).T.copy()
     if (grades > MOST_PLACE + unlabelled).any() or indices.max() > MOST_FEATURES:
         return None
+    # A number for each line and feature repeats if the feature stands in a line twice. Mostly all are ascending, which
+    # is known without sorting them.
     keys = np.repeat(np.arange(rows) * (MOST_FEATURES + 1), counts) + indices.astype(np.int64)
-    if (np.diff(keys) <= 0).any() and len(np.unique(keys)) < many:  # a feature stands in a line twice
+    if (np.diff(keys) <= 0).any() and len(np.unique(keys)) < many:
         return None
     missing = values == float(NO_VALUE) if gaps else np.zeros(many, bool)
     values[missing] = 0
     size = np.abs(values)
+    # `nearest_float32` decides where rounding twice may go wrong, and where SciPy's reader forgets the sign of -0.
     odd = ((values.view(np.int64) & CUT) == HALF) | (size > LARGEST)  # half way between two float32, or beyond them
     odd |= (size < SMALLEST) & ((size > 0) | (b"-" in text)) & ~missing  # the sign of -0 is lost
     with np.errstate(over="ignore", under="ignore"):

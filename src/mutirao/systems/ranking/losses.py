@@ -1,8 +1,8 @@
 """Listwise and pairwise losses of scorers: one value for each list of documents, of any length.
 
 Scores and grades are arrays of `lists x longest`, padded with the grade `PAD`, which does not change the loss. The mean
-over lists is minimised. A list whose documents all have the same grade has loss 0 (but for ListNet). Pairs are computed
-from the better document, whose grade is above 0: in long lists with few relevant documents this skips nearly all pairs.
+over lists is minimised. A list of documents with the same grade has loss 0 (but for ListNet). Pairs are computed from
+the better document, which has a grade above 0: in long lists with few relevant documents this skips nearly all pairs.
 """
 
 import math
@@ -80,6 +80,7 @@ def approxndcg(scores: Tensor, grades: Tensor) -> Tensor:
     pairs = relevant_pairs(scores, grades)
     gains = gains_of(grades)
     above = torch.where(pairs.others, torch.sigmoid(SHARPNESS * pairs.apart), 0.0).sum(-1)
+    # 1 + above is the smooth rank, so 2 + above is under the logarithm.
     found = pairs.by_list(gains[pairs.list, pairs.place] / torch.log2(2 + above))
     return torch.where(gains.sum(-1) > 0, 1 - found / ideal_of(gains), 0.0)
 

@@ -1,7 +1,7 @@
 """TREC's qrels (relevance judgements), from files or from `ir_datasets`, joined to features by query and document.
 
-A qrels file has lines `QUERY ITERATION DOCUMENT GRADE`. Features are lines of LETOR's form whose comment begins with
-the document's name (`0 qid:301 1:0.5 2:3 # FT911-3`, or `#docid = GX029-35`), as RankLib, Terrier, Anserini and LETOR
+A qrels file has lines `QUERY ITERATION DOCUMENT GRADE`. Features are lines of LETOR's form with a comment that begins
+with the document's name (`0 qid:301 1:0.5 2:3 # FT911-3`, `#docid = GX029-35`), as RankLib, Terrier, Anserini and LETOR
 write them. As in trec_eval, a document counts as not relevant if it has no judgement, or a grade below 0.
 """
 
@@ -33,7 +33,9 @@ def read_qrels(sources: Iterable[str]) -> Qrels:
     """Grades from qrels files, or from sets of ir_datasets (`irds:msmarco-passage/dev`)."""
     qrels: Qrels = {}
     for source in sources:
-        rows = qrels_in_package(source) if source.startswith(PACKAGE) else qrels_in_file(Path(source).expanduser())
+        rows = qrels_in_file(Path(source).expanduser())
+        if source.startswith(PACKAGE):
+            rows = qrels_in_package(source)
         for query, document, grade, where in rows:
             if grade > MOST_GRADE:
                 raise ConfigError(f"{where}: grade {grade} is above {MOST_GRADE}, the highest that is supported")
@@ -118,8 +120,10 @@ def comments_in(file: Path) -> Iterator[tuple[int, bytes | None]]:
             number += 1
             features, _, comment = line.partition(b"#")
             if features.strip():
-                named = DOCUMENT.match(comment)
-                yield number, named[1] if named else None
+                name = None
+                if named := DOCUMENT.match(comment):
+                    name = named[1]
+                yield number, name
 
 
 def _text(word: bytes, where: str) -> str:

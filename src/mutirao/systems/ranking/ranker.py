@@ -63,10 +63,13 @@ class Ranker:
     def load(cls, path: Path | str, which: str = "best") -> "Ranker":
         """Load a ranker from a file, or from a run folder: of its `best` round, or of the `last` one."""
         place = Path(path).expanduser()
-        file = place / FILE if place.is_dir() else place
+        file = place
+        hint = ""
+        if place.is_dir():
+            file = place / FILE
+            hint = "; a finished run of the ranking recipe with one model writes it"
         if not file.is_file():
-            what = "; a finished run of the ranking recipe with one model writes it" if place.is_dir() else ""
-            raise ConfigError(f"{file} does not exist{what}")
+            raise ConfigError(f"{file} does not exist{hint}")
         arrays, facts = load_arrays(file)
         try:
             if facts["kind"] != KIND:
@@ -83,7 +86,8 @@ class Ranker:
             arrays, _ = load_arrays(newest)
             number = round_of(newest)
         made = cls(scale, arrays, settings, number)
-        made.network, made.metrics  # noqa: B018  # a file that does not fit is refused here
+        # A file that does not fit is refused here and not at the first document.
+        made.network, made.metrics  # noqa: B018
         return made
 
     def save(self, path: Path | str) -> None:
@@ -109,7 +113,8 @@ class Ranker:
         try:
             if not 0 <= int(shape["layers"]) <= MOST_LAYERS:
                 raise ValueError(f"{shape['layers']} layers")
-            with torch.device("meta"):  # no memory is taken before the weights are known to fit
+            # The file may state any width: no memory is taken before the weights are known to fit.
+            with torch.device("meta"):
                 made = network_factory(self.scale.features, self.scale.highest + 1, **shape)()
             made.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in self.arrays.items()}, assign=True)
         except (RuntimeError, TypeError, ValueError, KeyError) as error:
@@ -184,7 +189,9 @@ def read_documents(file: Path, features: int, sparse: bool = False) -> RankingDa
     data = read_raw_letor(file)
     fill_missing(data.x, data.queries)
     if data.features > features or (data.features < features and not sparse):
-        hint = "; use --sparse if it leaves out zeros" if data.features < features else ""
+        hint = ""
+        if data.features < features:
+            hint = "; use --sparse if it leaves out zeros"
         raise ConfigError(f"{file} has {feature_mismatch(data.features, features)}{hint}")
     return pad_documents(data, features)
 
@@ -223,8 +230,10 @@ def as_trec(file: Path, data: RankingData, scores: Scores, tag: str = "mutirao")
     previous = -1
     for i in order.tolist():
         query = int(data.queries[i])
-        rank = rank + 1 if query == previous else 1
-        previous = query
+        if query != previous:
+            rank = 0
+            previous = query
+        rank += 1
         lines.append(f"{data.query_ids[query]} Q0 {names[i]} {rank} {float(scores[i])!r} {tag}\n")
     return "".join(lines)
 

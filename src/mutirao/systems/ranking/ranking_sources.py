@@ -75,8 +75,7 @@ def find_qrels(place: Path, qrels: str = "") -> Qrels | None:
     """The qrels that are named, or else those in the folder; None if there are none."""
     if qrels:
         return read_qrels([qrels])
-    beside = sorted(f for f in place.iterdir() if is_qrels(f)) if place.is_dir() else []
-    if beside:
+    if place.is_dir() and (beside := sorted(f for f in place.iterdir() if is_qrels(f))):
         return read_qrels(map(str, beside))
     return None
 

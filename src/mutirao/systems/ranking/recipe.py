@@ -162,10 +162,17 @@ def task(config: Config) -> Task:
         "ranker.safetensors": partial(write_ranker, client),
         "queries.csv": partial(write_queries_csv, client, source, bool(config.patience)),
     }
+
+    def initial() -> Arrays:
+        # The number of features is that of the scale: without one given beforehand, the flow makes the model.
+        if own:
+            return client.initial(parse_scale(own), config.seed)
+        return {}
+
     return Task(
         handler=client,
         population=population,
-        initial=lambda: client.initial(parse_scale(own), config.seed) if own else {},
+        initial=initial,
         evaluate=evaluate_without_scale if source.test_set is not None else None,
         ending=EarlyStopping(config.patience, final_evaluation),
         judge=monitor,
@@ -203,7 +210,11 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
             evaluate = partial(evaluate, data=source.vali, prefix="vali_")
         else:
             evaluate = partial(evaluate, data=source.test_set(scale))
-        task = replace(task, evaluate=evaluate if isinstance(personal, OneModel) else as_global(evaluate))
+        if isinstance(personal, OneModel):
+            task = replace(task, evaluate=evaluate)
+        else:
+            # Beside personal models the metrics of the common one have names of their own.
+            task = replace(task, evaluate=as_global(evaluate))
     # The server has no documents in a deployment; the sites' own metrics are averaged instead, weighted by queries.
     sites_evaluate = task.evaluate is None and config.test and not privacy_guarantee(config) and has_one_model(config)
     for done in federate(fleet, config, task, run):
@@ -217,8 +228,10 @@ def disclosure(config: Config, task: Task) -> Disclosure:
     if task.knows is None:
         return Disclosure()
     profile = () if task.knows.client.own else (PROFILE,)
-    evaluates = task.evaluate is None and config.test and not privacy_guarantee(config)
-    return Disclosure((*profile, "evaluate") if evaluates else profile, (SCALE,), profile)
+    requests: tuple[str, ...] = profile
+    if task.evaluate is None and config.test and not privacy_guarantee(config):
+        requests = (*profile, "evaluate")
+    return Disclosure(requests, (SCALE,), profile)
 
 
 def evaluate_without_scale(arrays: Arrays) -> dict[str, float]:
@@ -314,13 +327,15 @@ def apply_tree_settings(config: Any) -> None:
             raise ConfigError(f"{name}: centralised={TREES} has no clients; use {name}={defaults[name].name}")
     if config.patience:
         raise ConfigError(f"patience: centralised={TREES} stops by validation data of its own; use patience=0")
-    object.__setattr__(config, "aggregate", Part("fedavg"))  # of a single reply, which it keeps as it is
+    # FedAvg of a single reply keeps it as it is. The settings are frozen, hence `object.__setattr__`.
+    object.__setattr__(config, "aggregate", Part("fedavg"))
     object.__setattr__(config, "select", Part("uniform"))
 
 
 def tree_task(config: Any, train: RankingData, vali: RankingData, test: RankingData, metrics: Metrics) -> Task:
     """One site with all documents; each round adds equally many trees, so that there is a learning curve."""
-    load_lightgbm()  # refused before the first round where it is missing
+    # Refused here if it is missing: trees are grown in the first round.
+    load_lightgbm()
     method = build("trees", config.trees)
 
     def evaluate(arrays: Arrays) -> dict[str, float]:

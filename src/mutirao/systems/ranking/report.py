@@ -69,6 +69,7 @@ def pair_queries(ours: QueryValues, theirs: QueryValues, metric: str) -> tuple[F
         for query, row in ours[place].items():
             if place in theirs and query in theirs[place]:
                 both.setdefault(query, []).append((row[metric], theirs[place][query][metric]))
+    # A query counts once, however many seeds evaluated it: repeated measurements are no independent pairs.
     table = np.array([np.mean(both[query], axis=0) for query in sorted(both)]).reshape(-1, 2)
     return table[:, 0], table[:, 1]
 

@@ -24,7 +24,7 @@ LENGTH = np.array([6.0, 1.2, 1.8, 2.0, 6.1], np.float32)  # log of its length in
 SPREAD = np.array([1.1, 0.9, 0.5, 0.4, 1.0], np.float32)  # ... and how much that varies
 COVER = np.array([2.2, 0.6, 0.6, -1.0, 2.6], np.float32)  # how easily it has the words of the query
 OFTEN = np.array([1.6, 0.2, -0.1, -0.4, 1.7], np.float32)  # log of how often it has each
-OFFSET = 0.45  # how much queries differ in how good their documents are, which no feature tells
+OFFSET = 0.45  # how much queries differ in how good their documents are, which is in no feature
 WEIGHT = np.array([0.30, 0.25, 0.45, 0.25, 0.10], np.float32)  # what a match in it means for relevance
 
 
@@ -50,7 +50,8 @@ def mslr_like(queries: int, rng: np.random.Generator, documents: float = 120, di
     ends = np.concatenate([[0], np.cumsum(sizes)])
     x = np.empty((ends[-1], FEATURES), np.float32)
     u = np.empty(ends[-1], np.float32)
-    for first in range(0, queries, QUERIES_AT_ONCE):  # in blocks that stay in the processor's cache
+    # In blocks that stay in the processor's cache.
+    for first in range(0, queries, QUERIES_AT_ONCE):
         here = sizes[first : first + QUERIES_AT_ONCE]
         rows = slice(ends[first], ends[first + len(here)])
         signal = _documents(here, rng, x[rows])

@@ -102,18 +102,22 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _movielens(file: Path, text: str, separator: str) -> Iterator[Row]:
-    names = _flag_names(file) if separator == "|" else []
+    names: dict[int, str] = {}
+    if separator == "|":
+        names = dict(enumerate(_flag_names(file)))
     for number, line in _lines(text):
         name, *rest = line.split(separator)
         if not rest or not name.strip():
             raise ConfigError(f"{file}, line {number}: expected ID{separator}TITLE{separator}...")
         title = rest[0].strip()
-        released = re.search(r"(\d{4})$", rest[1].strip()) if separator == "|" and len(rest) > 1 else None
-        year = _year(title) or (int(released[1]) if released else 0)
+        year = _year(title)
         genres: list[str] = []
         if separator == "|":
+            # The cell after the title is a release date such as 01-Jan-1995. It serves titles without a year.
+            if not year and len(rest) > 1 and (released := re.search(r"(\d{4})$", rest[1].strip())):
+                year = int(released[1])
             flags = [k for k, flag in enumerate(rest[FLAGS - 1 :]) if flag.strip() == "1"]
-            genres = [names[k] if k < len(names) else f"genre {k}" for k in flags]
+            genres = [names.get(k, f"genre {k}") for k in flags]
         elif len(rest) > 1:
             genres = rest[1].split("|")
         yield number, name.strip(), title, year, _genres(genres)
@@ -122,8 +126,9 @@ def _movielens(file: Path, text: str, separator: str) -> Iterator[Row]:
 def _flag_names(file: Path) -> list[str]:
     """The genres of the flags in u.item, from MovieLens-100K's u.genre with NAME|NUMBER on each line."""
     beside = file.with_name("u.genre")
-    text = read_text(beside, latin1=True) if beside.is_file() else ""
-    return [line.partition("|")[0].strip() for _, line in _lines(text)]
+    if not beside.is_file():
+        return []
+    return [line.partition("|")[0].strip() for _, line in _lines(read_text(beside, latin1=True))]
 
 
 def _genres(names: Iterable[str]) -> tuple[str, ...]:
@@ -133,10 +138,14 @@ def _genres(names: Iterable[str]) -> tuple[str, ...]:
 def _netflix(file: Path, text: str) -> Iterator[Row]:
     for number, line in _lines(text):
         name, _, rest = line.partition(",")
-        year, comma, title = rest.partition(",")  # a title may hold commas of its own
+        # Only the first two commas separate cells: titles contain commas and are not quoted.
+        year, comma, title = rest.partition(",")
         if not comma or not name.strip() or not (year.strip().isdecimal() or year.strip() in ("NULL", "")):
             raise ConfigError(f"{file}, line {number}: expected ID,YEAR,TITLE, with NULL for an unknown year")
-        yield number, name.strip(), title.strip(), int(year) if year.strip().isdecimal() else 0, ()
+        known_year = 0
+        if year.strip().isdecimal():
+            known_year = int(year)
+        yield number, name.strip(), title.strip(), known_year, ()
 
 
 def _csv(file: Path, text: str) -> Iterator[Row]:
@@ -153,10 +162,16 @@ def _csv(file: Path, text: str) -> Iterator[Row]:
             raise ConfigError(f"{file}, line {line}: {len(cells)} cells, or no id; {len(header)} are needed")
         title = cells[at["title"]].strip()
         year = cells[at["year"]].strip() if "year" in at else ""
-        if year and year != "NULL" and not re.fullmatch(r"\d{1,4}(\.0)?", year):
-            raise ConfigError(f"{file}, line {line}: {year!r} is not a year")
-        number = int(float(year)) if year and year != "NULL" else _year(title)
-        yield line, cells[key].strip(), title, number, _genres(cells[at["genres"]].split("|") if "genres" in at else ())
+        number = _year(title)
+        if year and year != "NULL":
+            # A column of whole numbers with gaps is often saved as 1995.0.
+            if not re.fullmatch(r"\d{1,4}(\.0)?", year):
+                raise ConfigError(f"{file}, line {line}: {year!r} is not a year")
+            number = int(float(year))
+        genres: list[str] = []
+        if "genres" in at:
+            genres = cells[at["genres"]].split("|")
+        yield line, cells[key].strip(), title, number, _genres(genres)
 
 
 def _year(title: str) -> int:

@@ -43,7 +43,8 @@ def features_of(catalogue: Catalogue, row: int, kinds: Collection[str]) -> Itera
         yield f"decade {year // 10 * 10}"
     if "word" in kinds and catalogue.titles[row]:
         names = parse_title(catalogue.titles[row], year).names
-        yield from (f"word {word}" for word in (names[0].split() if names else ()))
+        for name in names[:1]:
+            yield from (f"word {word}" for word in name.split())
 
 
 @dataclass(frozen=True)
@@ -146,11 +147,13 @@ def evaluate_cold(ratings: Ratings, how: Factorisation, hide: float, seed: int) 
     hidden[rng(seed, 0, "cold").permutation(len(catalogue))[: max(1, round(hide * len(catalogue)))]] = True
     full = pretrain(train, how, seed)
     warm = pretrain(train.where(~hidden[train.items]), how, seed)
+    # Items without training ratings have random vectors, from which nothing can be learned.
     fitted = np.flatnonzero(warm.catalogue.counts)
     known = ~hidden[test.items]
     owners = test.owners()
     known_counts = np.bincount(owners[known], minlength=len(test.users))
     hidden_counts = np.bincount(owners[~known], minlength=len(test.users))
+    # A user needs known ratings to rebuild its vector from, and hidden ones to predict.
     unseen = test.of_users(np.flatnonzero((known_counts > 0) & (hidden_counts > 0)))
     levels = tuple(float(v) for v in np.unique(ratings.values))
     method = FedRecon(len(catalogue), how.dimension, levels, how.biases)

@@ -36,7 +36,11 @@ def cells_of(path: Path, column: str) -> Iterable[tuple[int, str]]:
     if not column:
         return [(n, name) for n, line in enumerate(text.splitlines(), 1) if (name := line.strip())]
     first = text.partition("\n")[0]
-    rows = read_rows(text, path, ";" if ";" in first and "," not in first else ",")
+    separator = ","
+    # Spreadsheets of languages with a decimal comma separate cells by semicolons.
+    if ";" in first and "," not in first:
+        separator = ";"
+    rows = read_rows(text, path, separator)
     header = [name.strip() for name in next(rows, (1, []))[1]]
     if column not in header:
         raise ConfigError(f"{path}, line 1: there is no column {column!r}; it has {', '.join(header)[:200] or 'none'}")

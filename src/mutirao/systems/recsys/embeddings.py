@@ -104,6 +104,7 @@ def transfer(
         raise ConfigError(f"the vectors to transfer have dimension {source.vectors.shape[1]}, the model {dimension}")
     if not 0 <= share <= 1:
         raise ConfigError(f"share is {share!r}, but must be from 0 to 1")
+    # Sampled for all items, also matched ones: the vectors of the others then do not depend on the pairs.
     items = rng.normal(0.0, SPREAD, (len(target), dimension)).astype(np.float32)
     target_rows = target.rows()
     source_rows = source.catalogue.rows()
@@ -121,8 +122,11 @@ def transfer(
     else:
         order = np.argsort(-target.counts[to], kind="stable")
     chosen = order[: round(share * len(pairs))]
-    if has_biases(source.card):  # the best guess for the bias of an unmatched item is the average
-        items[:, 0] = source.vectors[of[chosen], 0].mean() if len(chosen) else 0.0
+    if has_biases(source.card):
+        # The best guess for the bias of an unmatched item is the average.
+        items[:, 0] = 0.0
+        if len(chosen):
+            items[:, 0] = source.vectors[of[chosen], 0].mean()
     items[to[chosen]] = source.vectors[of[chosen]]
     return items
 

@@ -52,7 +52,9 @@ def sample_negatives(taken: npt.ArrayLike, items: int, count: int, draw: np.rand
     known = np.unique(np.asarray(taken, np.int64))
     if count > items - len(known):
         raise ValueError(f"{count} items cannot be sampled: of {items}, only {items - len(known)} are not taken")
-    places = draw.choice(items - len(known), count, replace=False)  # among the items that are not taken
+    # Places are numbers among the items that are not taken. known[k] - k of these come before the k-th taken item:
+    # a place moves up by one for each taken item for which that number is at most the place.
+    places = draw.choice(items - len(known), count, replace=False)
     return np.asarray(places + np.searchsorted(known - np.arange(len(known)), places, side="right"), np.int64)
 
 
@@ -63,11 +65,12 @@ def rank_among(target_score: npt.ArrayLike, other_scores: npt.ArrayLike) -> Ints
     3
     """
     target = np.asarray(target_score)
+    # Not `others >= target`, which is false for NaN and would rank a diverged model first.
     return np.asarray(1 + np.count_nonzero(~(np.asarray(other_scores) < target[..., None]), axis=-1))
 
 
 def summarise_ranks(ranks: npt.ArrayLike, cuts: Iterable[int] = CUTS) -> dict[str, float]:
-    """Means over users whose single target has rank r (from 1), with 0 for r > k.
+    """Means over users, each with a single target of rank r (from 1), with 0 for r > k.
 
     hr@k 1, ndcg@k 1 / log2(r + 1), mrr@k 1 / r. With a single target, recall@k equals hr@k.
 
@@ -100,6 +103,7 @@ def coverage(top: npt.ArrayLike, items: int, cuts: Iterable[int] = CUTS) -> dict
 def top_rows(scores: Scores, count: int) -> npt.NDArray[np.intp]:
     """The columns with the `count` highest scores of each row, highest first; of equal ones the lower column first."""
     count = min(count, scores.shape[1])
+    # The candidates are put in order of their columns first, and a stable sort keeps this order among equal scores.
     some = np.sort(np.argpartition(-scores, count - 1, axis=1)[:, :count], axis=1)
     order = np.argsort(-np.take_along_axis(scores, some, axis=1), axis=1, kind="stable")
     return np.take_along_axis(some, order, axis=1)
@@ -192,7 +196,7 @@ def known_batch(method: FedRecon, ratings: Ratings, known: Mask, users: slice, s
 
 
 def score_items(method: FedRecon, batch: Batch) -> npt.NDArray[np.float32]:
-    """Scores of all items for the users of a batch whose vectors were rebuilt, one row for each user."""
+    """Scores of all items for the users of a batch, from their rebuilt vectors: one row for each user."""
     vectors = batch.vectors.copy()
     vectors[:, : int(method.biases)] = 1  # the user's own bias changes no ranking
     return np.asarray(vectors @ batch.table.T)
@@ -221,8 +225,10 @@ class HeldOut:
     def metrics(self) -> tuple[str, ...]:
         """The names of all metrics."""
         found = tuple(summarise_ranks([1]))
-        sampled = tuple(SAMPLED + name for name in found) if self.candidates.shape[1] else ()
-        return (*found, *(f"coverage@{k}" for k in CUTS), *sampled)
+        names = (*found, *(f"coverage@{k}" for k in CUTS))
+        if self.candidates.shape[1]:
+            names += tuple(SAMPLED + name for name in found)
+        return names
 
     @property
     def parts(self) -> list[slice]:
@@ -241,7 +247,8 @@ class HeldOut:
             sampled.append(rank_among(target_scores, np.take_along_axis(scores, self.candidates[users], axis=1)))
             begin, end = np.searchsorted(self.owners, [users.start, users.stop])
             scores[self.owners[begin:end] - users.start, self.hidden[begin:end]] = -np.inf
-            ranks.append(rank_among(target_scores, scores) - 1)  # without the tie with itself
+            # The target is among the items and ties with itself.
+            ranks.append(rank_among(target_scores, scores) - 1)
             tops.append(top_rows(scores, CUTS[-1]))
         found = summarise_ranks(np.concatenate(ranks)) | coverage(np.concatenate(tops), self.items)
         if self.candidates.shape[1]:
@@ -256,14 +263,20 @@ def hold_out(parts: Parts, part: Literal["vali", "test"], candidates: int, seed:
     Items that the user took before are hidden. Candidates are sampled from the items that the user never took.
     """
     train, vali, test = parts
-    targets = vali if part == "vali" else test
-    before = [train] if part == "vali" else [train, vali]
+    if part == "vali":
+        targets = vali
+        before = [train]
+    else:
+        targets = test
+        # The validation item is older than the test item, so it is taken by then.
+        before = [train, vali]
     owners = np.concatenate([p.owners() for p in before])
     hidden = np.concatenate([p.items for p in before])
     order = np.argsort(owners, kind="stable")
     items = len(train.catalogue)
     sampled = np.zeros((len(train.users), candidates), np.int64)
     for user, name in enumerate(train.users if candidates else ()):
+        # Also items of later parts: a candidate that the user takes in the end is no negative.
         taken = np.concatenate([p.items[p.offsets[user] : p.offsets[user + 1]] for p in parts])
         try:
             sampled[user] = sample_negatives(taken, items, candidates, rng(seed, 0, f"candidates {part}", name))
@@ -313,6 +326,12 @@ class GroupPart:
     ratings: int
     users: int
 
+    def size(self, metric: str) -> int:
+        """The number of values that a metric averages: ratings for errors, otherwise users."""
+        if metric in PER_RATING:
+            return self.ratings
+        return self.users
+
 
 @dataclass
 class GroupEvaluator:
@@ -337,12 +356,13 @@ class GroupEvaluator:
             names.update(dict.fromkeys(metrics))
         overall: Metrics = {}
         for name in names:
+            # The RMSE over all groups is the root of the mean square, not the mean of their RMSEs.
             power = 2 if name == "rmse" else 1
             total = 0.0
             count = 0
             for group, metrics in of_groups.items():
                 if name in metrics:
-                    size = parts[group].ratings if name in PER_RATING else parts[group].users
+                    size = parts[group].size(name)
                     total += size * metrics[name] ** power
                     count += size
             overall[name] = (total / count) ** (1 / power)
@@ -358,6 +378,7 @@ class GroupEvaluator:
             for name in groups.names:
                 rows = np.flatnonzero([nearest[user] == name for user in self.test.users])
                 in_group = np.isin(owners, rows)
+                # A group of users without a rating to predict is not evaluated: `make` would refuse it.
                 unknown = in_group & ~self.known
                 if unknown.any():
                     evaluate = self.make(self.test.of_users(rows), self.known[in_group])

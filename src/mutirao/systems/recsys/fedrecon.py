@@ -166,6 +166,7 @@ class FedRecon:
             taste = Taste(taste.items[keep], taste.values[keep])
         if self.implicit:
             return self.positives(taste, derive_seed(seed, round, "others", client), self.support_size(count))
+        # No split is sampled for a request for rows: rebuilding uses the support's items, and training the query's.
         if do == "rows":
             return UserExamples(taste.items, taste.values)
         return UserExamples(
@@ -190,8 +191,10 @@ class FedRecon:
         """The examples with sampled negatives, for implicit feedback."""
         if not self.implicit or not users:
             return users
-        # With others=all the vector is rebuilt against all items, so sampled negatives have no weight there.
-        rebuild_weight = 0.0 if self.others == "all" else self.rebuild_weight or self.negative_weight
+        rebuild_weight = self.rebuild_weight or self.negative_weight
+        if self.others == "all":
+            # The vector is rebuilt against all items, so sampled negatives have no weight there.
+            rebuild_weight = 0.0
         weights = (self.negative_weight, rebuild_weight, self.half_life)
         return add_negatives(users, self.items, self.negatives, *weights, compiled=self.compiled)
 
@@ -202,15 +205,21 @@ class FedRecon:
 
     def solver_settings(self, lr_factor: float = 1.0) -> SolverSettings:
         """The hyperparameters of local training, with the items' rate times a schedule's factor."""
+        passes = 0
+        if self.rebuild == "sgd":
+            passes = self.passes
+        unobserved_weight = 0.0
+        if self.others == "all":
+            unobserved_weight = self.rebuild_weight or self.negative_weight
         return SolverSettings(
             biases=self.biases,
             ridge=self.ridge,
             ridge_bias=self.ridge_bias,
-            passes=self.passes if self.rebuild == "sgd" else 0,
+            passes=passes,
             rebuild_lr=self.rebuild_lr,
             lr=lr_factor * self.lr,
             decay=self.weight_decay,
-            unobserved_weight=(self.rebuild_weight or self.negative_weight) if self.others == "all" else 0.0,
+            unobserved_weight=unobserved_weight,
             compiled=self.compiled,
             workers=self.workers,
         )
@@ -218,6 +227,7 @@ class FedRecon:
     def _answers(self, requests: Sequence[Request], users: Sequence[UserExamples]) -> list[Reply]:
         if not requests:
             return []
+        # The sums over all items are computed once for a batch, so users with different models are not in one.
         if self.others == "all" and any(r.arrays is not requests[0].arrays for r in requests):
             return [self._answers([r], [u])[0] for r, u in zip(requests, users, strict=True)]
         do = requests[0].do
@@ -231,8 +241,12 @@ class FedRecon:
         extras = requested_extras(config)
         table, at = gather_rows(requests, users)
         batch = make_batch(users, table, self.centre, self.compiled, at)
+        # Without epochs the vectors are rebuilt and the query is predicted, which is all that an evaluation needs.
+        epochs = 0
+        if do == "train":
+            epochs = self.epochs
         with np.errstate(over="ignore", invalid="ignore"):  # the server reports replies that diverged
-            self.train(batch, self.epochs if do == "train" else 0, float(config.get("mu", 0.0)), lr_factor)
+            self.train(batch, epochs, float(config.get("mu", 0.0)), lr_factor)
             return self._replies(batch, do, extras)
 
     def _replies(self, batch: Batch, do: str, requested: frozenset[str]) -> list[Reply]:
@@ -260,6 +274,7 @@ class FedRecon:
         if self.loss == "bpr":
             return self._bpr_losses(batch)
         weights = batch.weights[batch.query]
+        # `reduceat` is wrong for an empty slice, but `support_size` leaves an example for the query set of every user.
         squares = weights * (batch.y[batch.query] - batch.predictions) ** 2
         sums = np.add.reduceat(squares.astype(np.float64), batch.query_offsets[:-1])
         means: list[float] = (sums / np.add.reduceat(weights, batch.query_offsets[:-1])).tolist()
@@ -282,11 +297,13 @@ class FedRecon:
         metrics = {}
         if "rms_loss" in requested:
             metrics["rms_loss"] = float(np.sqrt(np.mean(errors**4)))
-        if "gradient_norm" in requested:  # of the mean squared error: 2 / n |errors| |dp/dx|
+        if "gradient_norm" in requested:
+            # Of the mean squared error: 2 / n |errors| |dp/dx|.
             v = batch.vectors[user].astype(np.float64)
             v[: int(self.biases)] = 1
             metrics["gradient_norm"] = float(2 / len(errors) * np.linalg.norm(errors) * np.linalg.norm(v))
-        if "entropy" in requested:  # of p(level) ~ exp(-(level - prediction)^2 / 2)
+        if "entropy" in requested:
+            # Of p(level) ~ exp(-(level - prediction)^2 / 2).
             logs = -((self._scale()[None] - predictions[:, None]) ** 2) / 2
             logs -= np.logaddexp.reduce(logs, axis=1, keepdims=True)
             metrics["entropy"] = float(-(np.exp(logs) * logs).sum(1).mean())
@@ -335,6 +352,7 @@ def item_vectors(arrays: Arrays, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.
     sent = arrays.get(ITEM_ROWS)
     if sent is None:
         return arrays[ITEMS].take(rows, axis=0)
+    # Compiled kernels check no bounds: a slice of another length would be read beyond its end.
     if len(arrays[ITEMS]) != len(rows) or (sent is not rows and not np.array_equal(sent, rows)):
         raise ValueError("was not sent the rows it asked for")
     return arrays[ITEMS]

@@ -99,6 +99,7 @@ class Transfer:
         """Ids of the items that match in both catalogues."""
         if self.matches:
             return pairs_between(Path(self.matches).expanduser(), target, source.catalogue)
+        # Ids of two publishers may coincide by chance, so ids only count if the titles are equal as well.
         titles = dict(zip(source.catalogue.ids, source.catalogue.titles, strict=True))
         if all(titles.get(i) == title for i, title in zip(target.ids, target.titles, strict=True)):
             return [(i, i) for i in target.ids]
@@ -145,7 +146,9 @@ class Consent:
         self, users: Ratings, method: FedRecon, seed: int, everyone: Names = (), withdrawn: Names = ()
     ) -> InitialItems:
         listed = self.listed_users({*users.users, *everyone})
-        pooled = listed.intersection(users.users) if listed else self.sample_users(users.users, seed)
+        pooled = listed.intersection(users.users)
+        if not listed:
+            pooled = self.sample_users(users.users, seed)
         if len(pooled) < len(listed):
             log.warning("%d of %d on the list do not train, and are not pooled", len(listed - pooled), len(listed))
         consents = np.array([name in pooled for name in users.users], np.bool_)
@@ -158,6 +161,7 @@ class Consent:
         config = Factorisation(
             method.dimension, self.begin, epochs=self.epochs, lr=self.lr, decay=self.decay, biases=method.biases
         )
+        # Users who withdrew are not pooled, but they consented: they do not become clients either.
         source = pretrain(users.of_users(np.flatnonzero(consents & stays)), config, seed)
         pairs = [(i, i) for i, times in zip(source.catalogue.ids, source.catalogue.counts, strict=True) if times]
         draw = rng(seed, 0, "transfer")
@@ -179,7 +183,9 @@ class Consent:
         unknown = [name for name in lines if name not in known]
         if unknown:
             where = f"{self.list}, line {lines[unknown[0]]}"
-            more = f", nor are {len(unknown) - 1} more of the {len(lines)} on the list" if len(unknown) > 1 else ""
+            more = ""
+            if len(unknown) > 1:
+                more = f", nor are {len(unknown) - 1} more of the {len(lines)} on the list"
             raise ConfigError(f"{where}: {unknown[0]!r} is not a user with enough ratings here{more}")
         return frozenset(lines)
 

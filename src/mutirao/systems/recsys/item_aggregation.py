@@ -55,7 +55,9 @@ class ByItem:
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset(() if self.mean_only else {"replies:rows"})
+        if self.mean_only:
+            return frozenset()
+        return frozenset({"replies:rows"})
 
     @property
     def mean_only(self) -> bool:
@@ -89,8 +91,11 @@ class ByItem:
             before = memory.get(SEEN, np.zeros(len(counts) + 1))
             memory[SEEN] = before + np.append(counts, 1.0)
             counts = memory[SEEN][:-1] / memory[SEEN][-1]
+        # The server has the mean over m users, so lr m / (m_i + shrinkage) times it is the mean over those that touched
+        # item i. Noise can make a count negative.
         share = self.lr * m / (np.maximum(counts, 0.0) + self.shrinkage)
         moved = {k: (x + share[:, None] * (mean[k] - x)).astype(x.dtype) for k, x in current.items() if k != TOUCHES}
+        # The array counts one round, so the next one begins at 0; sums over rounds are in the memory.
         return {**moved, TOUCHES: np.zeros_like(current[TOUCHES])}
 
     def _mean_by_rows(
@@ -116,7 +121,9 @@ def sum_of_means(name: str, replies: Mapping[ClientId, Reply], weights: Mapping[
 
 def sum_of_changes(x: Array, rows: Array, values: Array, share: Array) -> Array:
     """For each row of x the sum of share (value - x) over the values for it, in order."""
-    gather_changes = find_kernel("gather_changes") if x.ndim == 2 and x.dtype == np.float32 else None
+    gather_changes = None
+    if x.ndim == 2 and x.dtype == np.float32:
+        gather_changes = find_kernel("gather_changes")
     if gather_changes is not None:
         sums = np.zeros(x.shape, x.dtype)
         gather_changes(x, rows, values, share, sums)

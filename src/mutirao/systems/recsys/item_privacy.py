@@ -81,6 +81,7 @@ class PrivateFedRecon:
         if request.do == "rows":
             return self.request_rows(request, site)
         inner = self.inner(request, site)
+        # A user may have taken every item of its blocks, which leaves no negatives: its rows go back as they came.
         reply = None
         if inner.rows is None or not cannot_train(inner.method, site):
             reply = inner.method(inner.request, inner.site)
@@ -163,10 +164,13 @@ class PrivateFedRecon:
         moved = arrays[ITEM_ROWS]
         if rows is not None:
             moved = arrays[ITEM_ROWS] = rows[moved]
+        samples = reply.n
         if self.touch:
             arrays[TOUCHES] = np.full(len(moved), touch, np.float32)
             arrays[TOUCHES + ROWS] = moved
-        return Reply(arrays, reply.extras, reply.metrics, 1 if self.touch else reply.n)
+            # All users weigh the same: `ByItem` multiplies the mean by their number to get sums and counts.
+            samples = 1
+        return Reply(arrays, reply.extras, reply.metrics, samples)
 
 
 def cannot_train(method: FedRecon, site: Site) -> bool:
@@ -240,7 +244,8 @@ class SlicedFleet(Wrapper):
     def _slice(self, requests: Mapping[ClientId, Request], rows: Mapping[ClientId, Array]) -> dict[ClientId, Request]:
         sliced: dict[ClientId, Request] = {}
         models = {id(requests[c].arrays): requests[c].arrays for c in rows}
-        for key, model in models.items():  # all clients of a round get one model: its rows are taken at once
+        for key, model in models.items():
+            # All clients of a round usually get one model, and the rows of all are taken in one call.
             clients = [c for c in rows if id(requests[c].arrays) == key]
             taken = model[self.table].take(np.concatenate([rows[c] for c in clients]), axis=0)
             ends = list(accumulate(len(rows[c]) for c in clients))
@@ -261,7 +266,9 @@ def check_settings(config: Any, groups: bool) -> None:
     secure = config.secure.name != "none"
     local = config.privacy.name == "local"
     if groups or config.method.name != "fedrecon":
-        case = "cluster: in groups" if groups else f"method={config.method.name}: there"
+        case = f"method={config.method.name}: there"
+        if groups:
+            case = "cluster: in groups"
         if secure or config.download not in ("touched", "all"):
             raise ConfigError(f"{case} users answer as FedRecon's of one model do not; use secure=none, touched")
         if config.privacy.name != "none" and config.aggregate.name == "by_item":
@@ -290,7 +297,9 @@ def private_handler(config: Any, method: Any, sums: str) -> tuple[AnyHandler, Ar
         touch = aggregator.touch
     if (config.download == "touched" and not touch) or not isinstance(method, FedRecon):
         return method, {}
-    touches = {TOUCHES: np.zeros(method.items, np.float32)} if touch else {}
+    touches: Arrays = {}
+    if touch:
+        touches = {TOUCHES: np.zeros(method.items, np.float32)}
     return PrivateFedRecon(method, config.download, config.block, touch), touches
 
 
@@ -298,7 +307,9 @@ def row_requests(config: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The request for rows, if there is one, and the extra that answers it: items or blocks."""
     if config.centralised or config.download == "all":
         return (), ()
-    return ("rows",), (ITEMS if config.download == "touched" else BLOCKS,)
+    if config.download == "touched":
+        return ("rows",), (ITEMS,)
+    return ("rows",), (BLOCKS,)
 
 
 def slice_rows(fleet: Fleet, config: Any) -> Fleet:

@@ -52,8 +52,8 @@ def squared_kernel(
     User u has the ratings offsets[u]:offsets[u + 1]; x, the item vector of rating k, is row at[k] of the table.
     `predictions` and `trained` of its query set begin at begins[u]. With biases, column 0 of the table holds the items'
     and element 0 of the vector is the user's: p = v_0 + x_0 + sum_{j>0} v_j x_j, otherwise p = sum v_j x_j. With
-    `passes` = 0 the vector is the exact solution of the ridge regression, whose normal equations get
-    `unobserved_gram` and `unobserved_right` added; otherwise it takes this number of passes of SGD.
+    `passes` = 0 the vector is the exact solution of the ridge regression, with `unobserved_gram` and
+    `unobserved_right` added to its normal equations; otherwise it takes this number of passes of SGD.
     """
     d = table.shape[1]
     first = 1 if biases else 0
@@ -151,6 +151,7 @@ def squared_kernel(
 def multiply(columns: Any, wide: int, product: Any) -> None:
     """The upper half of C C^T, for the first `wide` columns of C."""
     even = len(product)
+    # In blocks of 2 x 2: each number that is loaded is used in two products.
     for i in range(0, even, 2):
         for j in range(i, even, 2):
             s0 = np.float32(0)
@@ -296,12 +297,14 @@ def bpr_kernel(
                 for j in range(d):
                     v[j] += rebuild_lr / max(1, n) * right[j]
                 continue
-            if beyond > climb / 2:  # far beyond the maximum: take half of the step back
+            # The slope along the last step is negative and steep: it went far beyond the maximum. Take half of it back.
+            if beyond > climb / 2:
                 for j in range(d):
                     change[j] /= 2
                     v[j] -= change[j]
                 climb /= 2
                 continue
+            # Computing the Hessian is most of the work, so it is kept as long as the gradient shrinks well.
             if turn == 0 or size > 0.3 * last:
                 for k in range(wide):
                     margin[k] = np.sqrt(under[k] * (np.float32(1) - under[k]))
@@ -339,12 +342,14 @@ def bpr_kernel(
                 for j in range(d):
                     total += step[j] * table[at[k], j]
                 predictions[base + q] = score[q] = total
-                for j in range(d if epochs > 0 else 0):
-                    trained[base + q, j] = table[at[k], j]
+                if epochs > 0:
+                    for j in range(d):
+                        trained[base + q, j] = table[at[k], j]
                 q += 1
         keep = np.float32(1 - lr * (decay + proximal))
         back = np.float32(lr * proximal)
         for _ in range(epochs):
+            # All pairs are computed before an item moves, as a positive is in several of them.
             pull[:q] = 0
             moving[:q] = False
             for k in range(begin, end):
@@ -408,9 +413,11 @@ def compile_kernel(function: Callable[..., Any]) -> Any:
         numba: Any = importlib.import_module("numba")
     except ImportError:
         return None
-    if function in (squared_kernel, bpr_kernel):  # the functions they call are compiled too
+    if function in (squared_kernel, bpr_kernel):
+        # numba looks up the functions that they call among their globals, which have to be the compiled ones there.
         scope = function.__globals__ | {part.__name__: compile_kernel(part) for part in (multiply, take_root, solve)}
         function = FunctionType(function.__code__, scope, function.__name__)
+    # As in NumPy, x / 0 is infinity: an exception would end the training of all other users of the call.
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": FAST}
     try:
         return numba.njit(cache=True, **options)(function)

@@ -82,6 +82,12 @@ class SolverSettings:
     compiled: bool = True
     workers: int = 0
 
+    def kernel(self, name: str) -> Any:
+        """A compiled kernel by its name; None without numba or with `compiled` off."""
+        if self.compiled:
+            return find_kernel(name)
+        return None
+
 
 def make_batch(
     users: Sequence[UserExamples],
@@ -159,11 +165,19 @@ def splitmix64(state: int) -> tuple[int, int]:
 # Squared errors
 
 
+def allocate_trained(batch: Batch, epochs: int) -> None:
+    """Make room for the items of the query sets after training, if there is any."""
+    rows = 0
+    if epochs:
+        rows = len(batch.query)
+    batch.trained = np.empty((rows, batch.table.shape[1]), np.float32)
+
+
 def train_squared(settings: SolverSettings, batch: Batch, epochs: int, proximal: float = 0.0) -> None:
     """Fill in the vectors and predictions of a batch, then train the items of the query sets for `epochs` steps."""
     unobserved = unobserved_terms(settings, batch)
-    batch.trained = np.empty((len(batch.query) if epochs else 0, batch.table.shape[1]), np.float32)
-    kernel = find_kernel("squared_kernel") if settings.compiled else None
+    allocate_trained(batch, epochs)
+    kernel = settings.kernel("squared_kernel")
     if kernel is None:
         for user in range(len(batch)):
             train_squared_numpy(settings, batch, user, epochs, proximal, unobserved)
@@ -179,6 +193,7 @@ def unobserved_terms(settings: SolverSettings, batch: Batch) -> tuple[Doubles, D
         return np.zeros((table.shape[1], table.shape[1])), np.zeros(table.shape[1])
     if batch.at is not batch.rows:
         raise ValueError("others=all needs the whole item matrix, but only some rows were sent")
+    # The target of an unobserved item is 0, less its bias in column 0. Its feature there is 1, for the user's bias.
     first = int(settings.biases)
     features = table.copy()
     features[:, :first] = 1
@@ -203,6 +218,8 @@ def run_kernel(
     cost = batch.offsets + USER_COST * np.arange(len(batch) + 1)
     parts = PARTS_PER_THREAD * workers
     ends = [0, *np.searchsorted(cost, [cost[-1] * k // parts for k in range(1, parts)]).tolist(), len(batch)]
+    # Threads share this iterator. The next element of a list's iterator is taken in one step, so no part runs twice;
+    # a generator would refuse to be entered by two threads.
     left = iter(list(pairwise(ends)))
 
     def run_parts() -> None:
@@ -212,7 +229,8 @@ def run_kernel(
     others = [thread_pool(workers - 1, os.getpid()).submit(run_parts) for _ in range(workers - 1)]
     run_parts()
     for other in others:
-        if not other.cancel():  # a thread that has not started on a busy machine is not waited for
+        # A thread that has not started yet, on a busy machine, is not waited for: no part is left for it.
+        if not other.cancel():
             other.result()
 
 
@@ -279,8 +297,8 @@ def train_bpr(settings: SolverSettings, batch: Batch, epochs: int, proximal: flo
     sigmoid(-s) times the derivative of s, all pairs of a user at once.
     Rendle, Freudenthaler, Gantner and Schmidt-Thieme, 2009.
     """
-    batch.trained = np.empty((len(batch.query) if epochs else 0, batch.table.shape[1]), np.float32)
-    kernel = find_kernel("bpr_kernel") if settings.compiled else None
+    allocate_trained(batch, epochs)
+    kernel = settings.kernel("bpr_kernel")
     if kernel is not None:
         run_kernel(kernel, (batch.table, batch.at, batch.partner), settings, batch, epochs, proximal)
         return
@@ -322,7 +340,8 @@ def rebuild_vector(settings: SolverSettings, gap: Doubles, bias: Doubles) -> Dou
         slope = gap.T @ below - settings.ridge * v
         if settings.passes:
             v += settings.rebuild_lr / max(1, len(gap)) * slope
-        elif -slope @ change > climb / 2:  # far beyond the maximum: take half of the step back
+        elif -slope @ change > climb / 2:
+            # Far beyond the maximum: take half of the step back.
             change = change / 2
             climb = climb / 2
             v -= change
@@ -342,6 +361,7 @@ def train_pairs(
     """The items of the pairs after `epochs` steps."""
     i, j = pairs
     start = x.copy()
+    # Items without a pair stay where they are: not even weight decay moves them.
     moving = np.zeros((len(x), 1))
     moving[pairs.ravel()] = 1
     for _ in range(epochs):
@@ -387,7 +407,9 @@ def add_negatives(
     support = np.empty(ends[-1], np.bool_)
     seeds = np.array([user.seed for user in users], np.uint64)
     sizes = np.array([user.support_size for user in users])
-    fill = (compile_kernel(fill_negatives) if compiled else None) or fill_negatives_numpy
+    fill = fill_negatives_numpy
+    if compiled:
+        fill = compile_kernel(fill_negatives) or fill_negatives_numpy
     fill(seeds, sizes, offsets, np.concatenate([u.rows for u in users]), items, ends, rows, y, support, owner)
     is_negative = y == 0
     positive = owner + np.repeat(offsets[:-1], totals)  # index of the positive among those of all users
@@ -425,6 +447,8 @@ def fill_negatives(
     Compiled by numba. Random numbers are SplitMix64's (Steele, Lea and Flood, 2014), samples the first of Fisher-Yates
     shuffles: `fill_negatives_numpy` samples the same.
     """
+    # `mark` of an item is k + 1 for the k-th positive, -1 - k for the k-th negative and 0 for all others. It is 0 again
+    # after each user.
     free = np.zeros(items, np.int32)
     mark = np.zeros(items, np.int32)
     order = np.zeros(items, np.int32)
@@ -460,9 +484,13 @@ def fill_negatives(
         place = ends[user]
         for i in range(items):
             if mark[i] != 0:
-                mine = mark[i] - 1 if mark[i] > 0 else (-1 - mark[i]) % n
+                if mark[i] > 0:
+                    mine = mark[i] - 1
+                    y[place] = 1
+                else:
+                    mine = (-1 - mark[i]) % n
+                    y[place] = 0
                 rows[place] = i
-                y[place] = 1 if mark[i] > 0 else 0
                 owner[place] = mine
                 support[place] = chosen[mine]
                 mark[i] = 0

@@ -133,6 +133,7 @@ def match(a: Catalogue, b: Catalogue, threshold: float = 75.0, verdicts: Verdict
     free_a = set(range(len(a))) - {p.a for p in found}
     free_b = set(range(len(b))) - {p.b for p in found}
     near: list[Pair] = []
+    # Similar titles are only looked for among the items that namesakes left free.
     for candidates in (_namesakes, _similar_titles):
         ranked: list[tuple[tuple[Any, ...], Pair]] = []
         for x, y in candidates(titles_a, titles_b, sorted(free_a), sorted(free_b), threshold):
@@ -154,6 +155,7 @@ def match(a: Catalogue, b: Catalogue, threshold: float = 75.0, verdicts: Verdict
                 free_a.remove(pair.a)
                 free_b.remove(pair.b)
                 found.append(pair)
+    # In ascending order, so that the best near pair of an item is the one that stays.
     closest: dict[int, Pair] = {}
     for pair in sorted(near, key=lambda p: (p.score, -abs(titles_a[p.a].year - titles_b[p.b].year), -p.b)):
         if pair.a in free_a and pair.b in free_b:
@@ -330,6 +332,7 @@ def _similar_titles(
         near = (np.abs(right.years - year) <= NEAR_YEARS) & ~unknown
         if year:
             yield from _similar_letters(left, here, right, np.flatnonzero(near), threshold)
+        # If a year is unknown, only names that are SURE match, so that others need not be found.
         yield from _similar_letters(left, here, right, np.flatnonzero(unknown | (year == 0)), max(threshold, SURE))
 
 
@@ -368,11 +371,14 @@ def _similar_letters(
     from rapidfuzz import fuzz, process
 
     others = right.texts[there].tolist()
-    for start in range(0, len(here) if others else 0, CHUNK):
+    if not others:
+        return
+    for start in range(0, len(here), CHUNK):
         some = here[start : start + CHUNK]
         names = left.texts[some].tolist()
         scores = process.cdist(names, others, scorer=fuzz.ratio, score_cutoff=threshold, dtype=np.uint8, workers=-1)
         for row in np.flatnonzero(np.count_nonzero(scores, axis=1) > MAX_SIMILAR):
+            # As int16, because the negative of an unsigned score would wrap around.
             scores[row, np.argsort(-scores[row].astype(np.int16), kind="stable")[MAX_SIMILAR:]] = 0
         i, j = np.nonzero(scores)
         same = left.kinds[some[i]] == right.kinds[there[j]]
@@ -392,10 +398,13 @@ def write_matches(matches: Matches, path: Path) -> None:
     near = set(matches.near)
     rows: list[Sequence[str]] = [COLUMNS]
     for pair in (*doubtful, *matches.near, *certain, *matches.refused):
+        step = pair.step
+        if pair in near:
+            step = NONE
         verdict = ""
         if pair.step == "review":
             verdict = "no" if pair in matches.refused else "yes"
-        rows.append(_cells(matches, pair, NONE if pair in near else pair.step, verdict))
+        rows.append(_cells(matches, pair, step, verdict))
     write_whole(path, write_rows(rows))
 
 
@@ -403,7 +412,7 @@ def _cells(matches: Matches, pair: Pair, step: str, verdict: str) -> list[str]:
     cells = [matches.a.ids[pair.a], matches.b.ids[pair.b]]
     for catalogue, row in ((matches.a, pair.a), (matches.b, pair.b)):
         year = int(catalogue.years[row])
-        cells += [catalogue.titles[row], str(year) if year else ""]
+        cells += [catalogue.titles[row], str(year or "")]
     return [*cells, step, f"{pair.score:g}", "yes" if pair.doubtful else "", verdict]
 
 
@@ -414,7 +423,8 @@ def read_verdicts(path: Path) -> dict[tuple[str, str], bool]:
 
 def read_pairs(path: Path) -> tuple[tuple[str, str], ...]:
     """The matched pairs of a table: those with the verdict yes, and those without a verdict that were matched."""
-    pairs = tuple(ids for ids, step, verdict in _rows(path) if (step != NONE if verdict is None else verdict))
+    # A person's verdict overrules the step that the matcher wrote.
+    pairs = tuple(ids for ids, step, verdict in _rows(path) if verdict or (verdict is None and step != NONE))
     for side, which in ((0, "first"), (1, "second")):
         seen: set[str] = set()
         for ids in pairs:
@@ -441,7 +451,11 @@ def _rows(path: Path) -> Iterator[tuple[tuple[str, str], str, bool | None]]:
     """Ids, step and verdict of each row; None without a verdict."""
     text = read_text(path)
     first = text.partition("\n")[0]
-    rows = read_rows(text, path, ";" if ";" in first and "," not in first else ",")
+    separator = ","
+    # Spreadsheets of languages with a decimal comma save the table with semicolons.
+    if ";" in first and "," not in first:
+        separator = ";"
+    rows = read_rows(text, path, separator)
     header = [name.strip().lower() for name in next(rows, (1, []))[1]]
     missing = [name for name in REQUIRED_COLUMNS if name not in header]
     if missing:

@@ -114,11 +114,15 @@ def pca(ratings: Ratings, dimension: int, window: int, seed: int) -> npt.NDArray
     values = ratings.values.astype(np.float64)
     counts = np.bincount(ratings.items, minlength=shape[1])
     means = np.bincount(ratings.items, values, shape[1]) / np.maximum(counts, 1)
-    centred = values - means[ratings.items] if values.min() < values.max() else np.ones_like(values)
+    # Of implicit feedback nothing would be left without the mean.
+    centred = np.ones_like(values)
+    if values.min() < values.max():
+        centred = values - means[ratings.items]
     matrix = sparse.csr_array((centred, (ratings.owners(), ratings.items)), shape=shape)
     _, sizes, right = svds(matrix, k=dimension, v0=rng(seed, 0, "svd").normal(size=min(shape)))
     order = np.argsort(-sizes)
-    signs = np.sign(right[order, np.abs(right[order]).argmax(1)])  # svds does not determine the signs
+    # svds does not determine the signs: the largest element of each component is made positive.
+    signs = np.sign(right[order, np.abs(right[order]).argmax(1)])
     return np.asarray((right[order] * (signs * sizes[order])[:, None]).T)
 
 
@@ -223,7 +227,9 @@ class Pooled:
         ratings: Ratings = site.data
         items = request.arrays[ITEMS].copy()
         seed = int(request.config["seed"])
-        users = site.state["users"] if "users" in site.state else initial_users(ratings, self.config, seed)
+        users = site.state.get("users")
+        if users is None:
+            users = initial_users(ratings, self.config, seed)
         loss = train_epoch(ratings, self.config, rng(seed, int(request.config["round"]), "order"), users, items) ** 2
         site.state["users"] = users
         return Reply({ITEMS: items}, metrics={"loss": loss}, n=len(ratings))
@@ -262,7 +268,8 @@ def word2vec(ratings: Ratings, dimension: int, window: int, seed: int) -> Floats
 
 def fill_table(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
     """A table in which each item has slots in proportion to counts^0.75, so that negatives are sampled uniformly."""
-    slots = 1 << (max(SLOTS, 64 * len(counts)) - 1).bit_length()  # a power of two: its lowest bits are a slot
+    # A power of two, so that the lowest bits of a random number are a slot.
+    slots = 1 << (max(SLOTS, 64 * len(counts)) - 1).bit_length()
     cumulative = np.cumsum(counts**POWER)
     places = (np.arange(slots) + 0.5) * (cumulative[-1] / slots)
     return np.asarray(np.searchsorted(cumulative, places), np.int32)

@@ -65,7 +65,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Attacker:
-    """A server that follows the protocol and reads replies. It knows all settings and the model that it sent.
+    """A server that follows the protocol and reads replies. Given are all settings and the model that it sent.
 
     `clip` is the norm to which users clip their updates (0: they do not). `noise` is the standard deviation of the
     noise that they add. `prior` is how often people give each rating, overall or for each item. `popularity` is the
@@ -157,12 +157,16 @@ class Attacker:
     def fit(self, rows: Rows, x0: Floats, shift: Floats, u: Floats) -> tuple[float, Floats, float, Floats]:
         """Misfit, targets, bias and s of the best fit: on a coarse grid of the unknown numbers, then around it."""
         lengths = np.array([1.0])
+        clip_factors = np.array([1.0])
         if self.method.biases:
-            u = u / u[0] if abs(u[0]) > 1e-12 else u
+            # s = (1, vector), so its first element fixes the length.
+            if abs(u[0]) > 1e-12:
+                u = u / u[0]
         else:
             lengths = np.geomspace(*LENGTHS, GRID if self.clip else 20 * GRID)
             lengths = np.concatenate([lengths, -lengths])
-        clip_factors = np.geomspace(MIN_CLIP_FACTOR, 1.0, GRID) if self.clip else np.array([1.0])
+        if self.clip:
+            clip_factors = np.geomspace(MIN_CLIP_FACTOR, 1.0, GRID)
         best = (np.inf, 0.0, 1.0)
         for width in (0.02, 0.001, 0.0):
             for clip_factor in clip_factors.tolist():
@@ -255,20 +259,28 @@ class Attacker:
         for _ in range(EM_STEPS):
             u = first_direction(shift * np.sqrt(touched)[:, None])
             along = shift @ u / self.noise
+            # The largest eigenvalue of n rows of pure noise is about (1 + sqrt(d / n))^2 times its variance (Marchenko
+            # and Pastur, 1967). Of weighted rows, n is Kish's effective number.
             effective_rows = touched.sum() ** 2 / (touched**2).sum()
             by_chance = (1 + np.sqrt(shift.shape[1] / effective_rows)) ** 2 - 1
             power = float(touched @ along**2 / touched.sum()) - 1  # of the rows that moved, in units of the noise
             if power <= 1.1 * by_chance:
                 return Reading(rows, levels[shares.argmax(1)] + self.method.centre, u, np.inf, strength=0 * along)
+            # Bayes' rule: along s, a row that moved is N(0, 1 + power), the others are N(0, 1).
             log_odds = np.log(prior / (1 - prior)) + along**2 / 2 * power / (1 + power) - np.log1p(power) / 2
             touched = 1 / (1 + np.exp(-log_odds))
-        sign = np.sign(u[0]) if self.method.biases else 1.0
-        s = u * sign / max(abs(u[0]), 0.5) if self.method.biases else u
+        sign = 1.0
+        s = u
+        if self.method.biases:
+            sign = np.sign(u[0])
+            s = u * sign / max(abs(u[0]), 0.5)
         targets = self.targets(x0, shift, s, np.ones(1), 1.0)[0]
         _, q = self.response(np.array([float(s @ s)]))
         spread = self.noise * float(np.linalg.norm(s)) / np.abs(q) * (1 + by_chance / power)
-        gaps = shares @ levels - targets.mean(1)
-        bias = float(touched @ gaps / touched.sum()) if self.method.biases else 0.0
+        bias = 0.0
+        if self.method.biases:
+            gaps = shares @ levels - targets.mean(1)
+            bias = float(touched @ gaps / touched.sum())
         score = np.log(shares + 1e-9) - (targets + bias - levels) ** 2 / (2 * spread**2)
         values = levels[score.argmax(1)] + self.method.centre
         return Reading(rows, values, s, np.inf, strength=along * sign)
@@ -279,7 +291,8 @@ class Attacker:
         if self.method.biases:
             along = along * np.sign(u[0])
         elif -along.min(initial=0.0) > along.max(initial=0.0):
-            along = -along  # a positive is pulled by all of its negatives, so it moves furthest
+            # A positive is pulled by all of its negatives, so the row that moved furthest is one.
+            along = -along
         return Reading(rows, (along > 0).astype(np.float64), u, 0.0)
 
 
@@ -305,6 +318,7 @@ def read_sum(attacker: Attacker, sent: Arrays, change: Floats) -> list[Reading]:
 
 def group_by_direction(units: Floats) -> list[npt.NDArray[np.intp]]:
     """Indices of unit vectors with the same or the opposite direction, largest groups first, each vector in one."""
+    # 1 - cos^2 is the square of the sine, the same for opposite directions.
     same = 1 - (units @ units.T) ** 2 < SAME_DIRECTION**2
     count = same.sum(1)
     groups = []
@@ -321,7 +335,7 @@ def group_by_direction(units: Floats) -> list[npt.NDArray[np.intp]]:
 
 
 class Prior(NamedTuple):
-    """What a server knows of people in general without reading updates, for example from public ratings."""
+    """How people in general rate, which needs no updates: for example from public ratings."""
 
     shares: Floats  # items x levels: how often each rating is given to an item
     popularity: Floats  # share of people who rate each item
@@ -365,7 +379,7 @@ def measure_exposure(
 ) -> Exposure:
     """Compare the `values` and `items` that a server read with a user's ratings and private items.
 
-    For items whose rating it did not read, the server states the most frequent one.
+    If the rating of an item was not read, the server states the most frequent one.
     """
     frequent = levels[prior.shares.argmax(1)]
     true_values = np.array(list(truth.values()))

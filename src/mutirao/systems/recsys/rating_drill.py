@@ -93,7 +93,7 @@ class RuleResult:
 
 
 class Target:
-    """The attacked users, the model that they receive, and what the server knows of people in general."""
+    """The attacked users, the model that they receive, and the server's prior of how people rate."""
 
     def __init__(self, drill: RatingDrill, loss: str) -> None:
         self.drill = drill
@@ -141,7 +141,7 @@ class Target:
         return Request(do, arrays, {"seed": self.drill.seed, "round": HONEST_ROUNDS + 1})
 
     def attacker(self, rule: Rule) -> Attacker:
-        """An attacker that knows the settings of the rule."""
+        """An attacker with the settings of the rule."""
         method = replace(self.method, epochs=int(rule.settings.get("epochs", self.method.epochs)))
         return Attacker(
             method, clip=rule.clip, noise=rule.noise, prior=self.prior.shares, popularity=self.prior.popularity
@@ -181,7 +181,9 @@ def read_single(target: Target, rule: Rule) -> list[Exposure]:
         reply = task.handler(target.request(task), site).arrays
         reading = attacker({ITEMS: target.items}, reply, requested)
         query = target.query(user)
-        values = reading.ratings() if reading.is_sure or rule.noise else {}
+        values: dict[int, float] = {}
+        if reading.is_sure or rule.noise:
+            values = reading.ratings()
         if rule.noise:
             items = guess_items(target, reading, len(target.private_items(query)))
         else:
@@ -194,7 +196,10 @@ def guess_items(target: Target, reading: Reading, count: int) -> list[int]:
     """The `count` items that a user most likely rated, when noise moved all rows."""
     score = np.log(target.prior.popularity[reading.rows])
     if reading.strength is not None:
-        strength = reading.strength if target.method.implicit else np.abs(reading.strength)
+        strength = reading.strength
+        # A rating moves its row either way. Of implicit feedback only positives move along the user's vector.
+        if not target.method.implicit:
+            strength = np.abs(strength)
         score += np.sign(strength) * strength**2 / 2
     return [int(reading.rows[i]) for i in top_indices(score, count)]
 

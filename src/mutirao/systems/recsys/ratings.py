@@ -57,6 +57,7 @@ class Ratings:
         """The ratings of these users alone, in this order; the catalogue keeps all its items."""
         counts = self.counts()[rows]
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        # Positions in the new arrays, shifted to where each user's ratings begin in the old ones.
         at = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1][rows] - offsets[:-1], counts)
         names = tuple(self.users[r] for r in rows.tolist())
         return Ratings(names, self.catalogue, offsets, self.items[at], self.values[at], self.times[at])
@@ -111,7 +112,8 @@ def gather(
     names, owner = np.unique(users, return_inverse=True)
     ids, row = np.unique(items, return_inverse=True)
     key = owner.astype(np.int64) * len(ids) + row
-    order = np.lexsort((times, key))  # stable: of equal times, the last in the columns stays last
+    # A stable sort: of equal times, the last in the columns stays last, and the last of each pair is kept below.
+    order = np.lexsort((times, key))
     ordered = key[order]
     last = np.append(ordered[1:] != ordered[:-1], True)
     if (again := len(order) - int(last.sum())) > 0:
@@ -132,21 +134,22 @@ def gather(
 
 def catalogue_of(ids: list[str], counts: npt.NDArray[np.integer], known: Catalogue | None) -> Catalogue:
     """A catalogue of these items, with titles, years and genres from `known` where it has them."""
-    at: Mapping[str, int] = known.rows() if known is not None else {}
     titles = [""] * len(ids)
     years = np.zeros(len(ids), np.int32)
-    genres: list[tuple[str, ...]] = [()] * len(ids)
+    genres: list[tuple[str, ...]] = []
     if known is not None:
+        at = known.rows()
         missing = [i for i in ids if i not in at]
         if missing:
             log.warning("%d rated items are not in the catalogue, the first of them %r", len(missing), missing[0])
+        if known.genres:
+            genres_of = dict(zip(known.ids, known.genres, strict=True))
+            genres = [genres_of.get(name, ()) for name in ids]
         for row, name in enumerate(ids):
             if name in at:
                 titles[row] = known.titles[at[name]]
                 years[row] = known.years[at[name]]
-                genres[row] = known.genres[at[name]] if known.genres else ()
-    has_genres = known is not None and bool(known.genres)
-    return Catalogue(tuple(ids), tuple(titles), years, counts.astype(np.int64), tuple(genres) if has_genres else ())
+    return Catalogue(tuple(ids), tuple(titles), years, counts.astype(np.int64), tuple(genres))
 
 
 def join(first: Ratings, then: Ratings) -> tuple[Ratings, npt.NDArray[np.bool_]]:
@@ -354,6 +357,7 @@ def position(ratings: Ratings) -> npt.NDArray[np.int64]:
 def sample_known(ratings: Ratings, share: float, order: str, seed: int) -> Mask:
     """Which ratings of each user rebuild its vector: a random share, or the earliest. The rest is predicted."""
     counts = ratings.counts()
+    # At least one rating is known and one is left to predict, whatever the share.
     chosen = np.minimum(np.maximum(1, np.round(share * counts)), counts - 1).astype(np.int64)
     place = position(ratings)
     if order == "random":

@@ -84,8 +84,8 @@ FILES = {"ratings.dat": MOVIELENS_1M, "u.data": MOVIELENS_100K}
 
 def read_block(text: bytes, layout: Layout, file: Path, first: int) -> Columns:
     """Read whole lines, beginning with line `first` of the file."""
-    columns = None if b"\0" in text else fast_block(text, layout)
-    if columns is not None:
+    # `fast_block` only looks at the columns it needs and could pass over a zero byte; `decode_text` refuses it.
+    if b"\0" not in text and (columns := fast_block(text, layout)) is not None:
         return columns
     rows = []
     for number, line in enumerate(decode_text(text, file, first).split("\n"), first):
@@ -114,11 +114,18 @@ def read_line(line: str, layout: Layout) -> tuple[int | str, int | str, float, i
         raise ValueError(f"{len(cells)} cells instead of {layout.cells}")
     cells = [cell.strip() for cell in cells]
     user = _id(cells[layout.user], "user")
-    item = _id(cells[layout.item], "item") if layout.item >= 0 else 0
-    rating = cells[layout.rating] if layout.rating >= 0 else "1"
+    item: int | str = 0
+    rating = "1"
+    time = 0
+    if layout.item >= 0:
+        item = _id(cells[layout.item], "item")
+    if layout.rating >= 0:
+        rating = cells[layout.rating]
     if not NUMBER.fullmatch(rating):
         raise ValueError(f"{rating[:40]!r} is not a rating")
-    return user, item, float(rating), _time(cells[layout.time]) if layout.time >= 0 else 0
+    if layout.time >= 0:
+        time = _time(cells[layout.time])
+    return user, item, float(rating), time
 
 
 def _id(cell: str, what: str) -> int | str:
@@ -146,14 +153,18 @@ def _ids(ids: Sequence[int | str]) -> Ids:
 
 def fast_block(text: bytes, layout: Layout) -> Columns | None:
     """Read all lines at once if they consist of plain digits; otherwise None."""
-    text = text.replace(b"\r\n", b"\n") + (b"" if text.endswith(b"\n") else b"\n")
-    if len(layout.separator) > 1:
+    text = text.replace(b"\r\n", b"\n")
+    if not text.endswith(b"\n"):
+        text += b"\n"
+    separator = layout.separator
+    if len(separator) > 1:
+        # Bytes are compared one by one, so "::" becomes a tab, unless the text has tabs of its own.
         if b"\t" in text:
             return None
-        text = text.replace(layout.separator.encode(), b"\t")
+        text = text.replace(separator.encode(), b"\t")
+        separator = "\t"
     letters = np.frombuffer(text, np.uint8)
-    separator = ord("\t") if len(layout.separator) > 1 else ord(layout.separator)
-    ends = np.flatnonzero((letters == separator) | (letters == ord("\n")))
+    ends = np.flatnonzero((letters == ord(separator)) | (letters == ord("\n")))
     if len(ends) % layout.cells:
         return None
     begins = np.concatenate([[0], ends[:-1] + 1]).reshape(-1, layout.cells)
@@ -186,7 +197,8 @@ def _digits(letters: Letters, begin: Ints, width: Ints) -> Ints | None:
     number = np.zeros(len(begin), np.int64)
     for k in range(int(width.max(initial=0))):
         inside = width > k
-        digit = letters[np.where(inside, begin + k, 0)] - np.uint8(ord("0"))  # below "0" wraps to above 9
+        # In uint8 a letter below "0" wraps around to above 9, so that one comparison finds all that are no digits.
+        digit = letters[np.where(inside, begin + k, 0)] - np.uint8(ord("0"))
         if (digit[inside] > 9).any():
             return None
         number = np.where(inside, 10 * number + digit, number)
@@ -202,6 +214,7 @@ def _decimal(letters: Letters, begin: Ints, width: Ints) -> npt.NDArray[np.float
     tenth = _digits(letters, begin + 2, has_point.astype(np.int64))
     if whole is None or tenth is None:
         return None
+    # The quotient of two whole numbers is rounded once, as by `float`; whole + tenth / 10 would be rounded twice.
     return (10 * whole + tenth) / 10
 
 
@@ -437,14 +450,18 @@ def read_parquet(file: Path, columns: str) -> Iterator[Columns]:
     ids = []
     for key in ("user", "item"):
         column = table[key]
+        empty = None
         if column.dtype.kind == "O":
             empty = next((i for i, v in enumerate(column) if v is None or not str(v).strip()), None)
             column = column.astype(np.str_)
+        elif column.dtype.kind in "iu":
+            column = column.astype(np.int64)
         else:
-            empty = None if column.dtype.kind in "iu" else 0
+            # Whole numbers with gaps arrive as floats: no row of them is an id.
+            empty = 0
         if empty is not None:
             raise ConfigError(f"{file}, row {empty + 1}: column {at[key]!r} holds no id (whole number or text)")
-        ids.append(column.astype(np.int64) if column.dtype.kind in "iu" else column)
+        ids.append(column)
     yield Columns(ids[0], ids[1], values, times)
 
 

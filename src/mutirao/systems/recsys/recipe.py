@@ -139,6 +139,7 @@ def task(config: Config) -> Task:
     handler, touches = item_privacy.private_handler(config, method, sums_of(config))
     population: Mapping[str, Any] = population_of(start.clients, evaluator)
     if config.centralised:
+        # Every client is pooled then, not only those who consented: a withdrawal is recorded of each in this role.
         pooled = pooled.union(start.clients.users)
         handler = Pooled(Factorisation(config.dimension, biases=config.biases))
         population = {"pooled": without(start.clients, withdrawn)}
@@ -216,7 +217,9 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
 
 def disclosure(config: Config, task: Task) -> Disclosure:
     """The requests and extras of users who evaluate the model themselves, and of users who request rows."""
-    evaluation = Disclosure() if config.method.name == "fedrecon" else Disclosure(("evaluate",))
+    evaluation = Disclosure()
+    if config.method.name != "fedrecon":
+        evaluation = Disclosure(("evaluate",))
     requests, extras = item_privacy.row_requests(config)
     return evaluation | Disclosure(requests, extras=extras)
 

@@ -84,6 +84,7 @@ def plain(text: str) -> str:
     """
     if match := TRAILING.match(text.strip()):
         text = f"{match['article']} {match['name']}"
+    # Before NFKC turns them into digits: "Alien³" is "alien 3" and not "alien3".
     text = re.sub(r"(?<=\w)(?=[²³¹])", " ", text)
     text = unicodedata.normalize("NFKC", text).casefold().translate(LETTERS)
     text = unicodedata.normalize("NFKD", text).casefold()
@@ -95,7 +96,8 @@ def plain(text: str) -> str:
     for at, word in enumerate(words):
         counted = bool(out) and out[-1] in COUNTED
         value = SAME.get(word, word)
-        if at and word in ROMAN:  # a first word is a name: "X-Men", "V"
+        # A first word is a name: "X-Men", "V".
+        if at and word in ROMAN:
             value = str(ROMAN.index(word) + 2)
         elif word == "i" and counted:
             value = "1"
@@ -117,8 +119,10 @@ def parse_title(text: str, year: int = 0) -> Title:
     """
     text = html.unescape(text).strip()
     years = YEAR.findall(text)
-    year = year or (int(years[-1]) if years else 0)
-    text = re.sub(r"^[(\[]([^()\[\]]*)[)\]]\s*(?=\S)", r"\1 ", YEAR.sub(" ", text).strip())  # "(500) Days of Summer"
+    if years and not year:
+        year = int(years[-1])
+    # A bracket at the beginning is part of the name: "(500) Days of Summer".
+    text = re.sub(r"^[(\[]([^()\[\]]*)[)\]]\s*(?=\S)", r"\1 ", YEAR.sub(" ", text).strip())
     small = text.casefold()
     kind = next((name for name, words in KINDS.items() if words.search(small)), "film")
 
@@ -127,14 +131,19 @@ def parse_title(text: str, year: int = 0) -> Title:
     kept = [s for k, s in enumerate(segments) if k == 0 or not EDITION.match(plain(s))]
     whole = ": ".join(kept)
     edition = len(kept) < len(segments)
-    names = [whole, outside] if edition else [whole]
+    names = [whole]
+    if edition:
+        names.append(outside)
     names += EITHER.split(outside)
     for inside in BRACKET.findall(text):
         also = ALSO.sub("", inside.strip())
         if EDITION.match(plain(also)):
             edition = True
         else:
-            names += [also, *(re.split(r", |/", also) if also != inside.strip() else ())]
+            names.append(also)
+            # After "a.k.a." there may be several names; elsewhere a comma belongs to the name.
+            if also != inside.strip():
+                names += re.split(r", |/", also)
     parts = []
     for k in range(1, len(kept)):
         parts += [": ".join(kept[:k]), ": ".join(kept[k:]), ": ".join(kept[k:] + kept[:k])]

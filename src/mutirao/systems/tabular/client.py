@@ -36,7 +36,7 @@ from mutirao.training.trainer import Trainer
 
 log = logging.getLogger("mutirao")
 
-KEPT = 4096  # clients whose encoded rows a process keeps
+KEPT = 4096  # most clients for which a process keeps encoded rows
 
 
 def dense_network(model: str, inputs: int, outputs: int, hidden: int, layers: int) -> nn.Module:
@@ -110,6 +110,7 @@ class EncodedTables:
         return samples
 
     def __getstate__(self) -> dict[str, Any]:
+        # A lock cannot be pickled, and another process encodes the clients that it trains.
         return {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

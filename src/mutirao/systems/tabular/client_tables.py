@@ -92,6 +92,7 @@ def stratified_rows(classes: Sequence[str], count: int, draw: np.random.Generato
     _, group, sizes = np.unique(np.asarray(classes, object).astype(str), return_inverse=True, return_counts=True)
     order = draw.permutation(len(group))
     exact = sizes * (max(0, count) / max(1, len(group)))
+    # The method of the largest remainder: quotas are rounded down, and what is left goes to the largest fractions.
     quota = np.floor(exact).astype(np.intp)
     quota[np.argsort(quota - exact, kind="stable")[: max(0, count) - int(quota.sum())]] += 1
     picked = [order[group[order] == k][:size] for k, size in enumerate(quota.tolist())]
@@ -156,7 +157,7 @@ def _stack(tables: Sequence[Table]) -> Table:
 def _concatenate(columns: Sequence[Column]) -> Column:
     kind: Kind = next((c.kind for c in columns if c.kind != "empty"), "empty")
     if kind == "category":
-        # A client without any value has an empty column of NaN, whose labels are those of missing categories.
+        # A client without any value has an empty column of NaN, with the labels of missing categories.
         labels = [np.array(c.labels(), object) for c in columns]
         return Column(kind, np.concatenate(labels))
     return Column(kind, np.concatenate([c.values for c in columns]))
@@ -226,6 +227,7 @@ def partition_table(config: Any, table: Table, target: str) -> TableSource:
     labels = partition_labels(targets, task)
     rows: dict[ClientId, Rows] = {}
     if config.client:
+        # Rows without a target are in neither features nor targets, so they have to go here as well.
         owner = np.array(row_owners(config, table), object)[~table.columns[target].missing]
         for name in sorted(set(owner.tolist())):
             rows[name] = np.flatnonzero(owner == name)
@@ -260,8 +262,9 @@ def read_folder(config: Any, folder: Path, target: str) -> TableSource:
     def read(name: ClientId) -> tuple[Table, Column]:
         return split_features(config, tables[name], target, files[name])
 
+    # Every file is read now, so that an invalid one is refused before the first round.
     for name in files:
-        read(name)  # an invalid file is refused before the first round
+        read(name)
     return TableSource(TablePopulation(list(files), read, HoldOut.of(config, task)), target, task)
 
 

@@ -134,6 +134,7 @@ def decode_table(content: bytes, path: Path) -> str:
         return content.decode("utf-8")
     except UnicodeDecodeError:
         pass
+    # Not Latin-1, in which every byte is a character: Windows-1252 refuses the five bytes that it leaves undefined.
     try:
         text = content.decode("cp1252")
     except UnicodeDecodeError as error:
@@ -154,10 +155,12 @@ def detect_delimiter(text: str, path: Path) -> str:
         head = [row for _, row in islice(read_rows(text[: 1 << 20], path, delimiter), SNIFFED) if row]
         if len(head) > 2 and len(text) > 1 << 20:
             head.pop()  # it may be incomplete
+        # A delimiter splits all rows into equally many cells; a character of the text does so by chance only.
         if head and len({len(row) for row in head}) == 1 and len(head[0]) > widest:
             best = delimiter
             widest = len(head[0])
-    if widest == 1:  # rows of unequal length: reading them reports which one is wrong
+    if widest == 1:
+        # Rows of unequal length: reading them reports which one is wrong.
         best = max(DELIMITERS, key=text.lstrip().partition("\n")[0].count)
     return best
 
@@ -196,7 +199,9 @@ def from_arrow(where: str, column: Any, forced: str) -> Column:
         numbers = np.array([np.nan if v is None else float(v) for v in values], np.float64)
         if np.isinf(numbers).any():
             raise ConfigError(f"{where} contains an infinite number; leave the cell empty, or remove the column")
-        return Column("empty" if np.isnan(numbers).all() else "number", numbers)
+        if np.isnan(numbers).all():
+            return Column("empty", numbers)
+        return Column("number", numbers)
     if (types.is_date(kind) or types.is_timestamp(kind)) and forced in ("", "date"):
         if types.is_timestamp(kind):
             moments = column.cast("timestamp[us]").to_numpy().astype("datetime64[us]")
@@ -208,10 +213,12 @@ def from_arrow(where: str, column: Any, forced: str) -> Column:
         raise ConfigError(f"{where} is of type {kind}; expected numbers, text, dates or booleans, or ignore= it")
     cells: list[str] = []
     for value in values:
-        if isinstance(value, float):
+        if value is None:
+            cells.append("")
+        elif isinstance(value, float):
             cells.append(format_number(value))
         else:
-            cells.append("" if value is None else str(value))
+            cells.append(str(value))
     return as_column(where, cells, forced)
 
 

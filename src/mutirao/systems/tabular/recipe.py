@@ -61,7 +61,7 @@ class Config(Common):
         choices=EVALUATION_SPLITS,
     )
     ignore: str = setting("", "columns that are left out, separated by commas")
-    columns: str = setting("", "kinds of columns whose values suggest another one: ward=category,age=number")
+    columns: str = setting("", "kinds of columns, where values suggest another one: ward=category,age=number")
     least: int = setting(5, "fewest values that a client reports in its profile", low=1)
     schema: str = setting("", "a file with a schema given beforehand, so that clients send no profile")
     sites: bool = setting(False, "deployed: each site has a file of its own (its --data), and the server has none")
@@ -91,6 +91,7 @@ def task(config: Config) -> Task:
         population = pool_tables(population)
 
     def initial() -> Arrays:
+        # The inputs of the model are those of the schema: without one given beforehand, the flow makes the model.
         if own:
             return trainers(client.own_schema()).initial(config.seed)
         return {}
@@ -144,7 +145,11 @@ def flow(fleet: Fleet, config: Config, task: Task, run: Run) -> Iterator[Round]:
     if context.population is not None and config.test and personal.whole:
         test = pool_test_rows({c: context.population[c] for c in task.population}, schema)
         evaluate = partial(evaluate_rows, trainer, test)
-        task = replace(task, evaluate=evaluate if isinstance(personal, OneModel) else as_global(evaluate))
+        if isinstance(personal, OneModel):
+            task = replace(task, evaluate=evaluate)
+        else:
+            # Beside personal models the metrics of the common one have names of their own.
+            task = replace(task, evaluate=as_global(evaluate))
     has_common_model = isinstance(personal, OneModel) and not has_groups(config)
     # The server has no rows in a deployment; the sites' own metrics are averaged instead, weighted by rows.
     sites_evaluate = task.evaluate is None and config.test and not is_private and has_common_model
@@ -165,7 +170,10 @@ def disclosure(config: Config, task: Task) -> Disclosure:
     if privacy_guarantee(config):
         return Disclosure(request_extras=(SCHEMA,))
     profile = () if task.knows.client.own else (PROFILE,)
-    return Disclosure((*profile, "evaluate") if config.test else profile, (SCHEMA,), profile)
+    requests: tuple[str, ...] = profile
+    if config.test:
+        requests = (*profile, "evaluate")
+    return Disclosure(requests, (SCHEMA,), profile)
 
 
 SUPPORTED = frozenset({"privacy", "secure", "compress", "personal", "cluster"})

@@ -40,7 +40,10 @@ class Feature:
     @property
     def width(self) -> int:
         """Number of inputs of the model."""
-        return (len(self.categories) if self.kind == "category" else 1) + self.missing
+        inputs = 1
+        if self.kind == "category":
+            inputs = len(self.categories)
+        return inputs + self.missing
 
     def encode(self, column: Column) -> npt.NDArray[np.float32]:
         """Encode a column as inputs."""
@@ -48,12 +51,12 @@ class Feature:
         gone = column.missing
         if self.kind == "category":
             place = {name: k for k, name in enumerate(self.categories)}
-            names = column.labels() if column.kind != "empty" else [""] * len(out)
-            at = np.array([place.get(name, -1) for name in names], np.intp)
+            at = np.array([place.get(name, -1) for name in column.labels()], np.intp)
             # A category outside the schema has no input of its own.
             out[np.flatnonzero(at >= 0), at[at >= 0]] = 1.0
         elif column.kind != "empty":
-            with np.errstate(over="ignore"):  # Schema.encode refuses infinite inputs
+            # Numbers far beyond the scale become infinite, which `Schema.encode` refuses.
+            with np.errstate(over="ignore"):
                 out[:, 0] = np.where(gone, 0.0, (column.numbers - self.mean) / self.std)
         if self.missing:
             out[:, -1] = gone
@@ -105,7 +108,7 @@ class Schema:
             raise Refused("agreed.schema", faults)
 
     def encode(self, table: Table, target: Column) -> tuple[npt.NDArray[np.float32], npt.NDArray[Any], int]:
-        """Inputs and labels of the rows whose target is in the schema, and the number of other rows."""
+        """Inputs and labels of the rows with a target in the schema, and the number of other rows."""
         self.check_columns(table.columns)
         if self.task == "classification":
             place = {name: k for k, name in enumerate(self.classes)}
@@ -174,8 +177,10 @@ def parse_schema(content: bytes) -> Schema:
         std = positive_number(table["std"])
         schema = Schema(valid_name(table["target"]), task, features, unused, valid_names(table["classes"]), mean, std)
     except (KeyError, TypeError, AttributeError, RecursionError, UnicodeDecodeError, ValueError) as error:
-        why = f" {str(error)[:80]}" if isinstance(error, ValueError | KeyError) else ""
-        raise ValueError(f"it is no schema of a table:{why or ' a field is missing or has the wrong type'}") from error
+        why = "a field is missing or has the wrong type"
+        if isinstance(error, ValueError | KeyError):
+            why = str(error)[:80]
+        raise ValueError(f"it is no schema of a table: {why}") from error
     names = [*(f.name for f in features), *(name for name, _ in unused)]
     if len(set(names)) < len(names) or schema.target in names or not schema.inputs:
         raise ValueError("it is no schema of a table: a column is repeated, or there is none")

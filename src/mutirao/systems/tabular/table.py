@@ -114,8 +114,8 @@ def as_column(where: str, cells: Sequence[str], forced: str = "", comma: bool = 
             if not np.isfinite(found).all():
                 raise ConfigError(f"{where} contains an infinite number; leave the cell empty, or remove the column")
             return Column(kind, values)  # type: ignore[arg-type]
-    logical = {t.casefold() for t in known} <= {"true", "false"}  # some programs write True, others TRUE
-    if logical:
+    # Some programs write True, others TRUE: sites with either have to agree on the same two categories.
+    if {t.casefold() for t in known} <= {"true", "false"}:
         texts = [t.lower() for t in texts]
     return Column("category", np.array(["" if t.casefold() in MISSING else t for t in texts], object))
 

@@ -158,7 +158,10 @@ def most_common_kinds(clients: Sequence[Mapping[str, Kind]]) -> dict[str, Kind]:
     out: dict[str, Kind] = {}
     for name in chosen:
         counts = Counter(kinds[name] for kinds in used if kinds[name] != "empty")
-        out[name] = min(counts, key=lambda kind: (-counts[kind], kind)) if counts else "empty"
+        # A client with an empty column has no say in its kind.
+        out[name] = "empty"
+        if counts:
+            out[name] = min(counts, key=lambda kind: (-counts[kind], kind))
     return out
 
 
@@ -175,6 +178,7 @@ def combine_column(name: str, kind: Kind, profiles: Sequence[Mapping[str, Any]])
     if not moments or kind == "empty":
         return None
     mean, std = combine_moments(moments)
+    # Of no use to a model: constant at each client, and the same constant at all.
     means = {float(m["sum"][0] / m["count"]) for m in moments}
     if len(means) == 1 and not any(float(m["squares"][0]) > 0 for m in moments):
         return None

@@ -1,6 +1,6 @@
 """Dispatch the clients of a round to an engine; clients that one engine cannot handle go to the next.
 
-Clients that are trained one by one take turns, or are in threads or processes, with the same bits. Which is fastest
+Clients that are trained one by one are in one thread, in several, or in processes, with the same bits. Which is fastest
 depends on how long Python's lock is held between two operations, which cannot be predicted from a
 model. So the first rounds are a trial: one round uses threads, one processes, one plain training if clients are quick,
 and all later rounds use the fastest.
@@ -182,7 +182,7 @@ def answer_requests(trainer: PlainTrainer, requests: Requests, sites: Sites) -> 
 
 
 def check_requests(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outcomes:
-    """The failures of clients whose request names unknown hyperparameters or other agreed content."""
+    """The failures of clients with requests that name unknown hyperparameters or other agreed content."""
     outcomes: Outcomes = {}
     for client, request in requests.items():
         try:
@@ -216,7 +216,9 @@ def train_many(trainer: PlainTrainer, requests: Requests, sites: Sites) -> Outco
         try:
             request = prepared[client]
             site = sites[client]
-            outcomes[client] = finish_correction(trainer, request, site, made) if isinstance(made, Reply) else made
+            outcomes[client] = made
+            if isinstance(made, Reply):
+                outcomes[client] = finish_correction(trainer, request, site, made)
         except Exception as error:
             outcomes[client] = failure_of(error)
     return outcomes

@@ -1,7 +1,7 @@
 """Dropout masks that do not depend on the engine: each client draws the same masks as in plain training.
 
 `nn.Dropout` draws a mask at each call, 1 with probability 1 - p or else 0, and multiplies by mask / (1 - p). If it is
-known which layers are called, in what order and with what shapes, the same masks can be drawn before the step: as
+known which layers are called, in what order and with what shapes, the same masks can be made before the step: as
 inputs of a compiled step of many clients, or for the kernel of one client (`kernel_masks`).
 """
 
@@ -102,7 +102,7 @@ def give_masks(module: nn.Module, masks: Sequence[Mask]) -> None:
 def draw_masks(
     masks: Sequence[Mask], generators: Sequence[torch.Generator], lengths: npt.NDArray[np.int64], batch: int
 ) -> list[Tensor]:
-    """The masks of some steps, [step, client, sample, ...], drawn by each client for its batch `lengths`.
+    """The masks of some steps, [step, client, sample, ...], sampled by each client for its batch `lengths`.
 
     Samples that only fill up a batch have weight 0 and need no mask.
     """

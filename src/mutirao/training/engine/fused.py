@@ -88,7 +88,7 @@ def shares_in_memory(jobs: Sequence[Job]) -> list[tuple[Job, Share]]:
 
 
 def shares_read_lazily(jobs: Sequence[Job]) -> list[tuple[Job, Share]]:
-    """Clients whose samples are read when they are trained, if they fit in memory one client at a time."""
+    """Clients with samples that are read when they are trained, if they fit in memory one client at a time."""
 
     def share(job: Job) -> tuple[Array, Array, Index]:
         x, y = job.samples.batch(slice(0, len(job.samples)))

@@ -70,7 +70,7 @@ class Job:
 
 
 def plan_jobs(trainer: PlainTrainer, requests: Requests, sites: Sites) -> tuple[list[Job], dict[ClientId, Failure]]:
-    """The job of each client, and the failures of clients whose data cannot be used; sorted by client."""
+    """The job of each client, and the failures of clients with unusable data; sorted by client."""
     jobs: list[Job] = []
     failures: dict[ClientId, Failure] = {}
     drops_single = trainer.needs_two_samples()

@@ -1,4 +1,4 @@
-"""One client per process: workers are forked once, and models and samples reach them through shared memory.
+"""One client per process: workers are forked once, and get models and samples through shared memory.
 
 This helps when steps are so short that threads wait for Python's lock. A worker has the trainer as it was at the fork;
 samples come with every request, because data may change. Linux only, and not after torch has used a GPU, which does not

@@ -61,7 +61,7 @@ def train_stacked(trainer: PlainTrainer, compiled: CompiledStep, jobs: Sequence[
 
 
 def with_known_labels(compiled: CompiledStep, y: Tensor, shares: list[Share]) -> list[Share]:
-    """The clients whose labels are classes of the model; the others are left to plain training."""
+    """The clients with labels that are classes of the model; the others are left to plain training."""
     if compiled.trainer.loss is not functional.cross_entropy or not is_classes(y) or y is compiled.valid_labels:
         return shares
 

@@ -32,6 +32,7 @@ def bounds(rings: Sequence[Floats]) -> tuple[float, float, float, float]:
 
 def crossings(starts: Floats, ends: Floats, y: float) -> Floats:
     """The x where the edges of all rings cross a horizontal line, sorted; an even number of them."""
+    # Half-open: a corner exactly on the line counts once, for one of its two edges, so that the number stays even.
     cuts = (starts[:, 1] <= y) != (ends[:, 1] <= y)
     a = starts[cuts]
     b = ends[cuts]
@@ -137,8 +138,10 @@ def read_geojson(path: Path) -> Found:
         content = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {one_line(error)[:120]}") from error
-    if isinstance(content, dict):
-        content = content.get("features") if content.get("type") == "FeatureCollection" else [content]
+    if isinstance(content, dict) and content.get("type") == "FeatureCollection":
+        content = content.get("features")
+    elif isinstance(content, dict):
+        content = [content]
     if not isinstance(content, list):
         raise ConfigError(f"{path} is not GeoJSON; expected a FeatureCollection, or an array of features")
     for number, feature in enumerate(content, 1):
@@ -152,7 +155,8 @@ def read_geojson(path: Path) -> Found:
                 yield Mark(label, rings, f"{path.name}, {where}")
         except (AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
             why = "it is not a feature with a geometry"
-            if type(error) is ValueError:  # one of ours, with a reason
+            # A ValueError itself is ours and gives a reason. Its subclasses, and other errors, are Python's.
+            if type(error) is ValueError:
                 why = one_line(error)[:100]
             yield f"{where}: {why}"
 
@@ -176,11 +180,13 @@ def shapes(geometry: Mapping[str, Any]) -> Iterator[tuple[Floats, ...]]:
             yield from shapes(part)
         return
     places = geometry["coordinates"]
+    if kind in ("Point", "Polygon"):
+        places = [places]
     if kind in ("Point", "MultiPoint"):
-        for place in [places] if kind == "Point" else places:
+        for place in places:
             yield (outline([place]),)
     elif kind in ("Polygon", "MultiPolygon"):
-        for polygon in [places] if kind == "Polygon" else places:
+        for polygon in places:
             yield area_of([outline(ring) for ring in polygon])
     else:
         raise ValueError(f"a {str(kind)[:40]} has no area; points and polygons are used")
@@ -199,9 +205,8 @@ def area_of(rings: list[Floats]) -> tuple[Floats, ...]:
 def read_asap(path: Path) -> Found:
     """ASAP's XML: polygons, rectangles, splines (by their points), dots and sets of points; the group is the class."""
     text = read_text(path)
-    if (
-        "<!DOCTYPE" in text.upper() or "<!ENTITY" in text.upper()
-    ):  # entities can expand without end, or name other files
+    # Entities can expand without end, or name other files.
+    if "<!DOCTYPE" in text.upper() or "<!ENTITY" in text.upper():
         raise ConfigError(f"{path} declares a document type, which ASAP does not write; it is not read")
     try:
         root = ElementTree.fromstring(text)
@@ -244,7 +249,7 @@ def asap_places(node: ElementTree.Element) -> Floats:
 
 
 def read_points(path: Path) -> Found:
-    """A table of points or, with a width and a height, of boxes whose corner (left, top) is x, y."""
+    """A table of points or, with a width and a height, of boxes with the corner (left, top) at x, y."""
     text = read_text(path)
     first = text.split("\n", 1)[0]
     rows = read_rows(text, path, max(",;\t", key=first.count))
@@ -260,7 +265,9 @@ def read_points(path: Path) -> Found:
     for line, cells in rows:
         if not any(cell.strip() for cell in cells):
             continue
-        row = {k: cells[i].strip() if i < len(cells) else "" for k, i in at.items()}
+        # Programs may leave out the empty cells at the end of a line.
+        padded = [*cells, *[""] * (len(header) - len(cells))]
+        row = {k: padded[i].strip() for k, i in at.items()}
         try:
             if not row["class"]:
                 raise ValueError("it has no class")
@@ -270,7 +277,9 @@ def read_points(path: Path) -> Found:
             h = extent(row, "h", "bottom", y)
             if w < 0 or h < 0 or (w > 0) != (h > 0):
                 raise ValueError(f"a box cannot have {w:g} x {h:g} pixels")
-            corners = [(x, y), (x + w, y), (x + w, y + h), (x, y + h)] if w else [(x, y)]
+            corners = [(x, y)]
+            if w:
+                corners += [(x + w, y), (x + w, y + h), (x, y + h)]
             yield Mark(row["class"], (outline(corners),), f"{path.name}, line {line}", row.get("slide", ""))
         except ValueError as error:
             yield f"line {line}: {one_line(error)[:120]}"

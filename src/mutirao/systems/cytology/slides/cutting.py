@@ -68,7 +68,8 @@ def sort_marks(
         for mark in marks:
             label = rename.get(mark.label.lower(), mark.label)
             if not plan.classes and is_class_name(label):
-                names.setdefault(label.lower(), label)  # Normal and normal are one class, and one folder on many disks
+                # Normal and normal are one class, and one folder on many disks; the first spelling is used.
+                names.setdefault(label.lower(), label)
             if label.lower() in names:
                 kept[slide].append((names[label.lower()], mark))
             else:
@@ -151,7 +152,8 @@ def places_of(
     side = side_for(slide, cut)
     size = slide.size
     used: list[tuple[str, Mark]] = []
-    wanted: dict[Place, dict[str, float]] = {}  # a mark claims its own tile, even if the slide's edge moved it
+    # A mark claims its own tile, even if the slide's edge has moved it away from the mark.
+    wanted: dict[Place, dict[str, float]] = {}
     sources: dict[Place, str] = {}
     for label, mark in marks:
         left, top, right, bottom = bounds(mark.rings)
@@ -203,7 +205,9 @@ def match_annotations(slides: Sequence[Path], files: Sequence[Path], tally: Tall
         lost = Counter[str]()
         for mark in marks:
             named = Path(mark.slide.replace("\\", "/")).name
-            target = by_name.get(named, by_name.get(Path(named).stem)) if named else own
+            target = own
+            if named:
+                target = by_name.get(named, by_name.get(Path(named).stem))
             if target:
                 out[target].append(mark)
             else:
@@ -258,6 +262,7 @@ def cut_marks(
             except MutiraoError as error:
                 tally.problems.append(str(error))
                 continue
+            # Slides of one name in different formats keep their suffix, or their tiles would overwrite each other.
             known = name if names.count(name) == 1 else path.name
             side = side_for(slide, cut)
             facts: dict[str, Any] = {"slide": known, "laboratory": laboratory(path), "mpp": cut.mpp, "size": cut.size}

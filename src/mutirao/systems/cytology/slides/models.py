@@ -96,7 +96,7 @@ def assemble(config: Any, classes: Sequence[str], arrays: Arrays, scale: TileSca
     part = make_head(config.head, frozen, config.trainable, len(classes))
     part.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in arrays.items()})
     abnormal = abnormal_classes(classes, config.normal)
-    facts = {
+    facts: dict[str, Any] = {
         "kind": KIND,
         "notice": NOTICE,
         "body": config.body,
@@ -108,9 +108,11 @@ def assemble(config: Any, classes: Sequence[str], arrays: Arrays, scale: TileSca
         "input": f"bytes, RGB, N x 3 x {frozen.size} x {frozen.size}",
         "side": frozen.size,
         # The scale of the training images, if it is known.
-        "tile": scale.size if scale else None,
-        "mpp": scale.mpp if scale else None,
+        "tile": None,
+        "mpp": None,
     }
+    if scale:
+        facts |= {"tile": scale.size, "mpp": scale.mpp}
     return ScreeningModel(join_parts(frozen, part, config.trainable), facts)
 
 
@@ -202,13 +204,17 @@ def onnx_of(model: ScreeningModel) -> bytes:
     except ImportError as error:
         raise ConfigError("ONNX needs a package: install mutirao[onnx]") from error
     slide = isinstance(model.network, WholeSlide)
-    results = ["probabilities", "attention"] if slide else ["probabilities"]
+    results = ["probabilities"]
+    batch = 1
+    if slide:
+        results.append("attention")
+        batch = 2
     out = io.BytesIO()
     with warnings.catch_warnings(), one_thread():
         warnings.simplefilter("ignore")  # the exporter without further dependencies is deprecated
         torch.onnx.export(
             model.network,
-            (torch.zeros((2 if slide else 1, 3, model.side, model.side), dtype=torch.uint8),),
+            (torch.zeros((batch, 3, model.side, model.side), dtype=torch.uint8),),
             out,  # type: ignore[arg-type]  # the old exporter accepts a stream, too
             input_names=["pictures"],
             output_names=results,

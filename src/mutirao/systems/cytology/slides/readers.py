@@ -62,6 +62,7 @@ class OpenSlideSource:
     def read(self, level: int, x: int, y: int, width: int, height: int) -> Pixels:
         """Read a region of a level; areas that were never scanned are white."""
         corner = (round(x * self.scales[level]), round(y * self.scales[level]))
+        # OpenSlide takes the corner in pixels of the finest level, and the size in pixels of the level that is read.
         found = self.slide.read_region(corner, level, (width, height))
         whole = np.array(found.convert("RGB"))
         whole[np.asarray(found.getchannel("A")) == 0] = 255
@@ -117,8 +118,11 @@ class TiffSource:
             content: bytes = self.file.filehandle.read(page.databytecounts[index])
         if page.compression == 7:
             tables = page.jpegtables
-            content = b"".join([tables[:-2], content[2:]]) if tables else content
-            if page.photometric == 2 and b"Adobe" not in content[:200]:  # else the decoder takes RGB for YCbCr
+            # JPEG tables are stored once for all tiles. They go before each, without end and start markers in between.
+            if tables:
+                content = tables[:-2] + content[2:]
+            # Without Adobe's marker (no transform) the decoder takes RGB for YCbCr.
+            if page.photometric == 2 and b"Adobe" not in content[:200]:
                 content = content[:2] + b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00\x00" + content[2:]
             return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
         decoded: Pixels = page.decode(content, index)[0][0]
@@ -126,7 +130,10 @@ class TiffSource:
 
     def _tag_mpp(self) -> float | None:
         tags = self.pages[0].tags
-        unit = {2: 25_400.0, 3: 10_000.0}.get(int(tags["ResolutionUnit"].value) if "ResolutionUnit" in tags else 0)
+        if "ResolutionUnit" not in tags:
+            return None
+        # Micrometres in an inch and in a centimetre; resolutions are fractions n / d of pixels in one of these.
+        unit = {2: 25_400.0, 3: 10_000.0}.get(int(tags["ResolutionUnit"].value))
         pairs = [tags[k].value for k in ("XResolution", "YResolution") if k in tags]
         if unit:
             return plausible_mpp([unit * d / n for n, d in pairs if n])
@@ -146,7 +153,8 @@ def ome_mpp(text: str) -> float | None:
         sizes = []
         for name in ("PhysicalSizeX", "PhysicalSizeY"):
             if name in attributes:
-                unit = attributes.get(f"{name}Unit", "µm").replace("μ", "µ")  # Greek mu, and the micro sign
+                # Unicode has two of them: the Greek mu, and the micro sign.
+                unit = attributes.get(f"{name}Unit", "µm").replace("μ", "µ")
                 sizes.append(float(attributes[name]) * MICROMETRES[unit])
     except (ElementTree.ParseError, ValueError, KeyError, RecursionError):
         return None  # not a document, not a number, or not a unit of length, such as "pixel"
@@ -208,11 +216,14 @@ class Slide:
         shrink = max(1, round(scale / self.scale(level)))
         width, height = self.source.sizes[level]
         out = np.full((-(-height // shrink), -(-width // shrink), 3), 255, np.uint8)
+        # Blocks are a multiple of `shrink`, so that each becomes whole pixels of the overview.
         step = max(1, BLOCK // shrink) * shrink
         for y in range(0, height, step):
             for x in range(0, width, step):
                 block = self._read(level, x, y, min(step, width - x), min(step, height - y))
-                small = block if shrink == 1 else np.asarray(Image.fromarray(block).reduce(shrink))
+                small = block
+                if shrink > 1:
+                    small = np.asarray(Image.fromarray(block).reduce(shrink))
                 out[y // shrink : y // shrink + small.shape[0], x // shrink : x // shrink + small.shape[1]] = small
         return out
 
@@ -260,7 +271,9 @@ def open_source(path: Path) -> SlideReader:
         ("openslide", OpenSlideSource),
         ("tifffile", TiffSource),
     ]
-    for package, make in readers[::-1] if is_plain_tiff(path) else readers:
+    if is_plain_tiff(path):
+        readers.reverse()
+    for package, make in readers:
         if importlib.util.find_spec(package) is None:
             reasons.append(f"{package} is not installed")
             continue

@@ -36,7 +36,7 @@ from mutirao.templates import data_uri, render
 from mutirao.training.optimizers import one_thread
 
 SHOWN = 24  # tiles on the contact sheet
-TOP = 10  # tiles whose mean makes the slide's score
+TOP = 10  # tiles that the slide's score is the mean of
 COLUMNS = 6
 THUMB = 192
 
@@ -100,7 +100,7 @@ def screen_slide(
     """Score every kept tile by the probability of all abnormal classes together.
 
     The slide's score is the mean of its ten most suspicious tiles, since a few cells decide. A model with a head for
-    slides gives the score itself; with attention, tiles are ranked and drawn by it. The default `cut` has the scale
+    slides gives the score itself; with attention, tiles are ranked and coloured by it. The default `cut` has the scale
     that the model was trained on.
     """
     cut = cut or cut_for(model, None, None)

@@ -63,7 +63,7 @@ class Pyramid:
             raise ValueError(f"{len(offsets)} tiles for a level of {expected}")
         per_cm = (round(1e7 / mpp), 1000)
         entries = [
-            (254, LONG, [0 if self.link == 8 else 1]),  # a reduced image of the first
+            (254, LONG, [int(self.link != 8)]),  # 1: a reduced image of the first
             (256, LONG, [width]),
             (257, LONG, [height]),
             (258, SHORT, [8, 8, 8]),
@@ -84,7 +84,8 @@ class Pyramid:
         for tag, (kind, code), values in entries:
             count = len(values) // len(code)
             content = struct.pack(f"<{code * count}", *values)
-            if len(content) > 8:  # values that do not fit into the entry are written before the directory
+            # Values that do not fit into the eight bytes of an entry are written before the directory.
+            if len(content) > 8:
                 place = self.file.tell()
                 self.file.write(content)
                 content = struct.pack("<Q", place)
@@ -129,7 +130,7 @@ LABORATORIES = (
     Laboratory("lab_2", (0.97, 0.96, 0.92), (0.93, 0.72, 0.58), (0.70, 0.82, 0.74), (0.36, 0.26, 0.34), 1.6, 1.8),
     Laboratory("lab_3", (0.88, 0.90, 0.95), (0.80, 0.58, 0.74), (0.52, 0.68, 0.84), (0.20, 0.18, 0.40), 2.4, 2.4),
 )
-"""Three laboratories whose glass, stains and scanners differ.
+"""Three laboratories with different glass, stains and scanners.
 
 >>> [each.name for each in LABORATORIES]
 ['lab_1', 'lab_2', 'lab_3']
@@ -269,10 +270,10 @@ class TileRenderer:
         rough = 1 + (0.09 if c.abnormal[i] else 0.03) * np.cos(4 * turn + 2 * c.angle[i])
         core = np.clip((c.nucleus[i] * rough - np.hypot(u, v)) / fade + 0.5, 0, 1)
         patch = light[y0:y1, x0:x1]
-        for colour, cover, strength in (
-            (lab.blue if c.blue[i] else lab.pink, plasma, 0.8),
-            (lab.nucleus, core, float(c.density[i])),
-        ):
+        cytoplasm = lab.pink
+        if c.blue[i]:
+            cytoplasm = lab.blue
+        for colour, cover, strength in ((cytoplasm, plasma, 0.8), (lab.nucleus, core, float(c.density[i]))):
             # Beer and Lambert: transmission is exp(-density), and densities add up where cells overlap.
             density = -np.log(np.asarray(colour, np.float32) / np.asarray(lab.glass, np.float32))
             patch *= np.exp(-strength * cover[..., None].astype(np.float32) * density)
@@ -356,8 +357,13 @@ def make_laboratories(clients: int, slides: int, side: int, seed: int, planted: 
     """
     if planted and slides < 4:
         raise ConfigError(f"slides: {slides} a laboratory are too few for a head of whole slides; 4 at least")
-    what = json.dumps([VERSION, clients, slides, side, seed, *(["planted"] if planted else [])])
-    out = cache_folder().parent / "synthetic" / hashlib.sha256(what.encode()).hexdigest()[:16]
+    what: list[int | str] = [VERSION, clients, slides, side, seed]
+    test_slides = 1
+    if planted:
+        what.append("planted")
+        test_slides = max(2, slides // 4)
+    key = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
+    out = cache_folder().parent / "synthetic" / key
     if (out / GLOBAL_TEST).is_dir():
         return out
     check_readers()
@@ -368,14 +374,14 @@ def make_laboratories(clients: int, slides: int, side: int, seed: int, planted: 
         laboratory = LABORATORIES[(client - 1) % len(LABORATORIES)]
         for number in range(1, slides + 1):
             name = f"{client}{number:02d}"
-            tests = slides - (max(2, slides // 4) if planted else 1)
-            home = part / (GLOBAL_TEST if number > tests else f"client_{client}")
+            home = part / (GLOBAL_TEST if number > slides - test_slides else f"client_{client}")
             for folder in CLASSES:
                 (home / folder).mkdir(parents=True, exist_ok=True)
             slide = part / "work" / f"{name}.tiff"
             smear = Smear(side, side)
             if planted:
-                smear = Smear(side, side, planted=1 + number // 2 % 2 if number % 2 else 0)
+                # Every second slide is normal, and the abnormal ones have one and two such cells in turn.
+                smear = Smear(side, side, planted=number % 2 and 1 + number // 2 % 2)
             cells = write_slide(slide, smear, laboratory, seed=seed * 1000 + client * 100 + number)
             tile_slide(slide, part / "work" / name, Cut(), Choice())
             if planted:
@@ -388,7 +394,7 @@ def make_laboratories(clients: int, slides: int, side: int, seed: int, planted: 
     shutil.rmtree(part / "work")
     try:
         part.replace(out)
-    except OSError as error:  # another run was faster
+    except OSError as error:  # another run was faster: its slides are the same
         if not (out / GLOBAL_TEST).is_dir():
             raise
         log.info("the synthetic slides were made by another run: %s", one_line(error))

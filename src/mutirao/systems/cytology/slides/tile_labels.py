@@ -62,13 +62,15 @@ def tiles_in(folder: Path) -> Tiles:
     """The kept tiles that `mutirao slides tile` wrote into a folder, or else all images in and below it."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")
-    cut = [folder] if (folder / "tiles.csv").is_file() else sorted(p.parent for p in folder.glob("*/tiles.csv"))
-    found = list(cut_tiles(folder, cut) if cut else pictures_below(folder))
+    cut = [folder]
+    if not (folder / "tiles.csv").is_file():
+        cut = sorted(p.parent for p in folder.glob("*/tiles.csv"))
+    found = list(cut_tiles(folder, cut)) if cut else list(pictures_below(folder))
     if not found:
         raise ConfigError(f"{folder} holds no tiles; expected what mutirao slides tile or cut writes, or pictures")
     if len(found) > MOST_TILES:
         raise ConfigError(f"{folder} holds {len(found):,} tiles, more than {MOST_TILES:,}; label them in parts")
-    scales = {scale_at(place) for place in cut} if cut else {read_tile_scale(folder)}
+    scales = {scale_at(place) for place in cut} or {read_tile_scale(folder)}
     if len(scales) > 1:
         raise ConfigError(f"{folder} holds tiles of different scales; cut all slides at one scale")
     return Tiles(folder, tuple(found), scales.pop())
@@ -216,7 +218,8 @@ class Labels:
                 append_whole(self.path, content)
                 sync(self.path)
             except OSError:
-                os.truncate(self.path, before)  # the next line must not follow half a line
+                # The next label must not follow half a line.
+                os.truncate(self.path, before)
                 raise
             self.lines += changes
             for tile, label in changes:
@@ -244,7 +247,8 @@ def open_labels(folder: Path, reader: str, tiles: Tiles, classes: Sequence[str])
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
     try:
-        lock(handle, path)  # a second page of the same reader would mix its lines with ours
+        # A second page of the same reader would mix its lines with ours.
+        lock(handle, path)
         whole = len(whole_lines(path))
         if whole < path.stat().st_size:
             log.warning("%s ended in the middle of a line, which was never acknowledged and is dropped", path)
@@ -252,8 +256,9 @@ def open_labels(folder: Path, reader: str, tiles: Tiles, classes: Sequence[str])
         if not whole:
             append_whole(path, csv_text([HEADER]).encode())
         sync(path)
+        # A new file needs its entry in the folder on the disk, too, or a power failure may lose it.
         if new:
-            sync(folder)  # else the new file may be lost in a power failure
+            sync(folder)
         yield Labels(path, [tile.name for tile in tiles.tiles], classes)
     finally:
         os.close(handle)

@@ -71,7 +71,8 @@ def unscanned(picture: Pixels) -> Mask:
 
     Overexposed glass is pure white, too, but its edges run around cells, and are round.
     """
-    white = ndimage.binary_opening(picture.min(2) >= 254, np.ones((5, 5), bool))  # solid: no lonely bright pixels
+    # Opened, so that only solid areas are left, and no single bright pixels.
+    white = ndimage.binary_opening(picture.min(2) >= 254, np.ones((5, 5), bool))
     vertical = white[:, 1:] != white[:, :-1]
     horizontal = white[1:] != white[:-1]
     straight = ndimage.binary_opening(vertical, np.ones((STRAIGHT, 1), bool)).sum()
@@ -109,6 +110,7 @@ def mask_slide(slide: Slide, mpp: float = 6.0) -> Masked:
     found = np.zeros_like(filled)
     if not filled.all():
         found = (stained > threshold(stained[~filled])) & ~filled
+    # The stained pixels in the 3 x 3 square around each pixel: a grain of dust has at most one besides itself.
     padded = np.pad(found, 1)
     height, width = found.shape
     neighbours = np.zeros(found.shape, np.uint8)
@@ -133,6 +135,7 @@ def tile_measures(tile: Pixels) -> tuple[float, float]:
     values = np.asarray(grey, np.float32)
     high, wide = (n // WINDOW * WINDOW for n in values.shape)
     windows = values[:high, :wide].reshape(high // WINDOW, WINDOW, wide // WINDOW, WINDOW)
+    # Var(v) = E(v^2) - E(v)^2 in each window; einsum sums the squares without an array of them.
     variance = np.einsum("abcd,abcd->ac", windows, windows) / WINDOW**2 - windows.mean((1, 3)) ** 2
     return float(np.maximum(variance, 0).mean()), float(max(0.0, -(p * np.log2(p)).sum()))
 
@@ -167,8 +170,9 @@ class Choice:
         why[v < self.min_variance] = "variance"
         left = np.flatnonzero(why == "")
         ranked = left[np.argsort(-scores[left], kind="stable")]
-        keep = len(ranked) if self.quantile == 1 else int(np.ceil(self.quantile * len(ranked)))
-        keep = min(keep, self.top) if self.top else keep
+        keep = int(np.ceil(self.quantile * len(ranked)))
+        if self.top:
+            keep = min(keep, self.top)
         why[ranked[keep:]] = "rank"
         return scores, [str(w) for w in why]
 
@@ -280,7 +284,8 @@ def measure_tiles(
                 content = encode_image(image, "PNG", compress_level=1)
             else:
                 content = encode_image(image, "JPEG", quality=cut.quality)
-            (folder / tile.name).write_bytes(content)  # not atomically: the folder counts only when complete
+            # Not atomically: the folder counts only when it is complete.
+            (folder / tile.name).write_bytes(content)
         return replace(tile, variance=round(variance, 3), entropy=round(entropy, 4))
 
     with ThreadPoolExecutor(workers or core_count(), "mutirao-tiles") as pool:
@@ -367,6 +372,7 @@ def tile_slide(
     """
     slide = open_slide(path, mpp)
     try:
+        # First of all: a folder with slide.json counts as complete, and from here on this one is not.
         (out / "slide.json").unlink(missing_ok=True)
         (out / "tiles").mkdir(parents=True, exist_ok=True)
         for old in (out / "tiles").iterdir():

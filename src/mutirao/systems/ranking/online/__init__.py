@@ -1,1 +1,1 @@
-"""Online learning to rank: each client is a user whose clicks on rankings train the ranker."""
+"""Online learning to rank: each client is a user who trains the ranker by clicks on rankings."""

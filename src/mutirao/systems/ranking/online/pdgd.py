@@ -122,12 +122,14 @@ def document_weights(scores: Floats, rest: Floats, clicks: Bools) -> Floats:
     """
     shown = scores.shape[1]
     places = np.arange(shown)
+    # Without a click no document was passed over: -2 + 1 is before the first place.
     last = np.where(clicks.any(1), shown - 1 - clicks[:, ::-1].argmax(1), -2)
     passed = ~clicks & (places <= last[:, None] + 1) & np.isfinite(scores)
     # Pairs of a document clicked and one passed over, in the order of their lists.
     which, liked, other = np.nonzero(clicks[:, :, None] & passed[:, None, :])
     out = np.zeros(scores.size)
     if len(which):
+        # exp(f_i) exp(f_j) / (exp(f_i) + exp(f_j))^2 depends on the gap alone and is computed without large powers.
         gap = scores[which, liked] - scores[which, other]
         tail = np.exp(-np.abs(gap))
         weight = (

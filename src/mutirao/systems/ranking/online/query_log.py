@@ -96,7 +96,8 @@ def read_log(path: Path | str) -> QueryLog:
 
 def metadata_rows(file: Path) -> Any:
     """Line number and columns of each line of the metadata."""
-    usual = csv.field_size_limit(LONGEST)  # a limit of the whole process
+    # The limit is that of the whole process, so it is set back at the end.
+    usual = csv.field_size_limit(LONGEST)
     try:
         with file.open(encoding="utf-8", newline="") as text:
             reader = csv.DictReader(text, strict=True)

@@ -75,7 +75,10 @@ def task(config: Config) -> Task:
     users, test_set = load_users(config)
     lists = next(iter(users.values())).lists
     ranker = make_ranker(test_set.features, config.hidden)
-    together = how_many(config.per_round, config.clients if config.centralised else len(users))
+    count = len(users)
+    if config.centralised:
+        count = config.clients
+    together = how_many(config.per_round, count)
     interactions = config.interactions
     if config.centralised:
         # The pooled user has as many interactions a round as all selected users would have together.

@@ -32,7 +32,8 @@ class QueryLists:
 
         A query in two parts becomes a list in each.
         """
-        if all(part is parts[0] for part in parts):  # all users have all documents: these are stored once
+        # With `shared` all users have the same rows, which are stored once.
+        if all(part is parts[0] for part in parts):
             lists, owned = cls._of(data, parts[:1], shown)
             return lists, owned * len(parts)
         return cls._of(data, parts, shown)

@@ -22,7 +22,7 @@ from mutirao.systems.ranking.online.shown_lists import User, shown_ndcg
 from mutirao.training.lr_schedules import Constant, Schedule, factor_of
 
 NEXT = "online.next"  # a user's position in its log
-AT_ONCE = 256  # users whose lists are in memory at a time
+AT_ONCE = 256  # users with lists in memory at a time
 
 
 @dataclass(eq=False)
@@ -42,7 +42,7 @@ class UserSession:
 class SearchHandler:
     """A handler that answers for one user, or for `many` with the same numbers.
 
-    `parties` is the number of users in a round, whose `shares` of noise add up to Laplace noise.
+    `parties` is the number of users in a round; their `shares` of noise add up to Laplace noise.
     """
 
     ranker: Ranker = Linear(1)
@@ -70,7 +70,7 @@ class SearchHandler:
         return self.end(request, site, session)
 
     def many(self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]) -> dict[ClientId, Any]:
-        """The replies of many users, whose steps are computed together."""
+        """The replies of many users, with their steps computed together."""
         out: dict[ClientId, Reply | Failure] = {}
         names = sorted(requests)
         for i in range(0, len(names), AT_ONCE):
@@ -108,8 +108,10 @@ class SearchHandler:
 
     def learn(self, sessions: Sequence[UserSession]) -> None:
         """All interactions of these users, one after the other."""
+        if not sessions:
+            return
         with np.errstate(over="ignore", invalid="ignore"):  # the round reports training that diverges
-            for step in range(self.interactions if sessions else 0):
+            for step in range(self.interactions):
                 self.interact(sessions, step)
 
     def interact(self, sessions: Sequence[UserSession], step: int) -> None:
@@ -153,6 +155,7 @@ class SearchHandler:
         if self.shares:
             seed = int(request.config["seed"])
             round = int(request.config["round"])
+            # Clipped once more: without a click the model is still that of the server, which can be longer.
             model = self.shares.add(self.shares.clip(model), self.parties, seed, round, site.id)
         arrays = {name: cast_to(value, request.arrays[name].dtype) for name, value in model.items()}
         metrics = {"shown_ndcg": float(np.mean(session.ndcg)), "shown_loss": float(np.mean(session.loss))}

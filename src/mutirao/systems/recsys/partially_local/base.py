@@ -91,6 +91,7 @@ def with_negatives(
     free = items - len(known)
     if free < 1:
         raise ValueError(f"has taken all {items} items; no item is left to sample as a negative")
+    # Places among the free items are turned into rows as in `evaluation.sample_negatives`.
     places = draw.integers(0, free, negatives * len(taken))
     sampled = places + np.searchsorted(known - np.arange(len(known)), places, side="right")
     rows, at = np.unique(np.concatenate([taken.astype(np.int64), sampled]), return_inverse=True)

@@ -139,7 +139,8 @@ class PartiallyLocal:
         """What a user trains on in a round: positives and sampled negatives, its ratings, or all items."""
         seed = int(request.config["seed"])
         round = int(request.config["round"])
-        excluded: list[Rows] = [taste.items]  # from the negatives, also those that `samples` leaves out below
+        # Before `samples` leaves some out: an item that the user took is never a negative.
+        excluded: list[Rows] = [taste.items]
         if self.method.spare and isinstance(taste, EvaluatedTaste):
             excluded += [taste.targets, taste.hidden]
         if 0 < self.samples < len(taste):
@@ -188,6 +189,7 @@ class PartiallyLocal:
         x = item_vectors(request.arrays, examples.rows)
         personal = self.personal(site, int(request.config["seed"]))
         result = self.fit(x, personal, examples, request, site.id)
+        # The server checks rows, but never sees these parameters, and the site would keep NaN in all later rounds.
         if not is_finite(result.personal):
             raise ValueError("personal parameters are NaN or infinite; try a smaller learning rate")
         site.state.update({PREFIX + name: array for name, array in result.personal.items()})
@@ -227,7 +229,8 @@ def rank_metrics(scores: npt.NDArray[np.float64], taste: EvaluatedTaste) -> dict
         among = summarise_ranks([rank_among(target, scores[taste.candidates])])
         sampled = {SAMPLED + name: value for name, value in among.items()}
     scores[taste.hidden] = -np.inf
-    return summarise_ranks([rank_among(target, scores) - 1]) | sampled  # without the tie with itself
+    # The target is among the items and ties with itself.
+    return summarise_ranks([rank_among(target, scores) - 1]) | sampled
 
 
 def metrics_of(method: Method, candidates: int) -> tuple[str, ...]:
@@ -263,7 +266,9 @@ def evaluate_users(fleet: Fleet, run: Run, metrics: tuple[str, ...], size_cap: f
         weights = 0
         for client, values in sorted(reported.items()):
             if name in values and (is_error or 0 <= values[name] <= 1):
-                weight = sizes[client] if is_error else 1
+                weight = 1
+                if is_error:
+                    weight = sizes[client]
                 total += weight * values[name] ** power
                 weights += weight
         if weights:

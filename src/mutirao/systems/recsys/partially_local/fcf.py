@@ -45,6 +45,7 @@ class FCF(Method):
     def vector(self, x: Floats, taken: npt.NDArray[np.integer]) -> Floats:
         """The user's vector, exactly."""
         mine = x[taken]
+        # sum_i c_i x_i x_i': every item has the weight 1, and those taken have alpha more.
         gram = x.T @ x + self.alpha * mine.T @ mine + self.ridge * np.eye(x.shape[1])
         return np.asarray(np.linalg.solve(gram, (1 + self.alpha) * mine.sum(0)), np.float64)
 

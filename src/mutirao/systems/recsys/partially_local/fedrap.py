@@ -79,6 +79,7 @@ class FedRAP(Method):
             times = np.bincount(at, minlength=len(x))[:, None]
             share = times / (len(y) * x.shape[1])
             pull = np.outer(np.bincount(at, gradient, len(x)), w)
+            # The derivative of -apart mean((d - x)^2) by x; by d it has the opposite sign.
             away = 2 * growth * self.apart * share * (d - x)
             decay = self.decay * (times > 0)
             x_gradient = pull + away + growth * self.sparse * share * np.sign(x) + decay * x

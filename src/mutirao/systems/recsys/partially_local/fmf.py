@@ -80,12 +80,17 @@ class FMF(Method):
             features[:, :first] = 1
             slope[:first] = 1
             p = item_bias + features @ v
-            error = y - (sigmoid(p) if self.implicit else p)
+            if self.implicit:
+                error = y - sigmoid(p)
+                total += log_loss(p, y)
+            else:
+                error = y - p
+                total += float(error @ error)
             pull = np.bincount(at, error, len(x))
             in_batch = np.bincount(at, minlength=len(x)) > 0
+            # Users and items move at once: `slope` is a copy of the vector from before the batch.
             v = v + lr * (features.T @ error / len(y) - self.decay * v)
             x = x + item_lr * (np.outer(pull, slope) - self.decay * x * in_batch[:, None])
-            total += log_loss(p, y) if self.implicit else float(error @ error)
             count += len(y)
         return TrainResult(x, {"vector": v.astype(np.float32)}, total / count)
 

@@ -62,7 +62,9 @@ def partially_local_method(config: Any) -> Method | None:
     defaults = {f.name: f.default for f in fields(config)}
     for key in FEDRECON_SETTINGS:
         if getattr(config, key) != defaults[key]:
-            instead = f"{name} has method.{key}" if hasattr(method, key) else f"{name} has no such setting"
+            instead = f"{name} has no such setting"
+            if hasattr(method, key):
+                instead = f"{name} has method.{key}"
             raise ConfigError(f"{key}: it is a setting of FedRecon; {instead}")
     if config.centralised:
         raise ConfigError(f"centralised: {name} has personal parameters; the pooled reference is for fedrecon")
@@ -79,7 +81,9 @@ def partially_local_method(config: Any) -> Method | None:
 def is_implicit(config: Any) -> bool:
     """Whether the data is implicit feedback: which items users took, without ratings."""
     method = partially_local_method(config)
-    return bool(config.loss != "squared" if method is None else method.implicit)
+    if method is None:
+        return bool(config.loss != "squared")
+    return bool(method.implicit)
 
 
 def method_of(config: Any, ratings: Ratings) -> FedRecon | PartiallyLocal:
