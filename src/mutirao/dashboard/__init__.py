@@ -1,1 +1,1 @@
-"""A live page over a folder of runs and studies, on this machine alone unless told otherwise."""
+"""A live page over a folder of runs and studies, by default on this machine alone."""

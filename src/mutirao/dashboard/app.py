@@ -50,12 +50,12 @@ def study_of(folder: Path) -> dict[str, Any]:
 
 
 def table_of(table: dict[str, Any], lines: list[dict[str, Any]], metric: str) -> dict[str, Any]:
-    """The methods by one metric, the best first; if nobody says which way is better, in the order of the study."""
+    """The methods by one metric, the best first; in the order of the study if it is unknown which way is better."""
     known = [x for x in lines if isinstance(x.get("mean"), int | float)]
     top = best_of(known, metric, table)
     if top is not None:
         falling = all(top["mean"] >= x["mean"] for x in known)
-        known = sorted(known, key=lambda x: -x["mean"] if falling else x["mean"])
+        known = sorted(known, key=lambda x: x["mean"], reverse=falling)
     rows = [row_of(x, x is top, str(table.get("baseline", ""))) for x in known]
     return {"metric": metric, "rows": rows}
 
@@ -64,7 +64,9 @@ def row_of(line: dict[str, Any], top: bool, baseline: str) -> dict[str, Any]:
     """One method: its figures, and the comparison's verdict in a word."""
     numbers = {k: v for k in FIGURES if isinstance(v := line.get(k), int | float) and not isinstance(v, bool)}
     verdict = str(line.get("verdict", ""))
-    word = "baseline" if str(line["method"]) == baseline else {"not shown": "undecided"}.get(verdict, verdict)
+    word = {"not shown": "undecided"}.get(verdict, verdict)
+    if str(line["method"]) == baseline:
+        word = "baseline"
     values = line.get("values")
     runs = len(values) if isinstance(values, list) else 0
     reached = str(line.get("rounds_to") or "")
@@ -97,6 +99,7 @@ class Shared:
             if found and found[0] == mark:
                 self._kept.move_to_end((what, item.key))
                 return found[1]
+        # Made without the lock, so that a slow result delays no other; at worst two threads make the same.
         made = make()
         with self._lock:
             self._kept[what, item.key] = (mark, made)
@@ -157,7 +160,8 @@ def make_app(root: Path, token: str, hosts: frozenset[str] | None, read_only: bo
     @app.get("/api/runs")
     def runs(if_none_match: str = Header(""), accept_encoding: str = Header("")) -> Response:
         watcher.walked.wait(10)
-        watcher.looked.wait(FIRST_LOOK)  # a large folder is read on while its latest runs are shown
+        # Not until all is read: the latest runs of a large folder are shown meanwhile.
+        watcher.looked.wait(FIRST_LOOK)
         left = watcher.left
         version, listed = watcher.listing()
         tag = f'"{version}-{left}"'
@@ -192,7 +196,9 @@ def make_app(root: Path, token: str, hosts: frozenset[str] | None, read_only: bo
             return found
         if item.kind == "study":
             return found | study_of(item.path)
-        config = text_in(path) if (path := watcher.shelf.file(id, "config.toml")) else ""
+        config = ""
+        if path := watcher.shelf.file(id, "config.toml"):
+            config = text_in(path)
         words = shared.get("words", item, "audit.jsonl", lambda: words_of(item))
         return found | {"words": words, "config": config}
 
@@ -209,7 +215,9 @@ def make_app(root: Path, token: str, hosts: frozenset[str] | None, read_only: bo
     @app.get("/api/charts")
     def charts_in(id: str) -> Response:
         item = whole_item(id)
-        text = shared.get("charts", item, "clients.csv", lambda: charts_of(item)) if item.kind == "run" else "[]"
+        text = "[]"
+        if item.kind == "run":
+            text = shared.get("charts", item, "clients.csv", lambda: charts_of(item))
         return Response(text, media_type="application/json")
 
     @app.get("/api/clients")
@@ -227,7 +235,9 @@ def make_app(root: Path, token: str, hosts: frozenset[str] | None, read_only: bo
     @app.get("/api/file")
     def file(id: str, name: str) -> Response:
         item_of(id)
-        path = watcher.shelf.file(id, name) if DOWNLOADS.fullmatch(name) else None
+        path = None
+        if DOWNLOADS.fullmatch(name):
+            path = watcher.shelf.file(id, name)
         if path is None:
             raise HTTPException(404, "there is no such file")
         headers = {"content-disposition": f'attachment; filename="{name}"'}
@@ -235,7 +245,8 @@ def make_app(root: Path, token: str, hosts: frozenset[str] | None, read_only: bo
 
     @app.get("/report")
     def report(id: str) -> HTMLResponse:
-        text = render(whole_item(id).path)  # made here and now: a file in the folder could hold anything
+        # Rendered here and now: a report that lies in the folder could hold any script.
+        text = render(whole_item(id).path)
         policy = re.search(r'Content-Security-Policy content="([^"]+)"', text)
         more = "; frame-ancestors 'none'; sandbox allow-scripts allow-downloads allow-same-origin"
         return HTMLResponse(text, headers={"content-security-policy": (policy[1] if policy else POLICY) + more})
@@ -244,7 +255,8 @@ def make_app(root: Path, token: str, hosts: frozenset[str] | None, read_only: bo
     async def events(watch: Annotated[list[str], Query()] = []) -> StreamingResponse:  # noqa: B006 - never changed
         async def stream() -> AsyncIterator[str]:
             with watcher.listening(frozenset(watch[:MOST_COMPARED])) as listener:
-                hello = json.dumps({"version": watcher.version})  # what came before is not told: the page asks for it
+                # What came before is not sent: a page with another version requests the list.
+                hello = json.dumps({"version": watcher.version})
                 yield f"retry: 1000\nevent: hello\ndata: {hello}\n\n"
                 idle = 0
                 while True:

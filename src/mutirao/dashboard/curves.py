@@ -44,7 +44,8 @@ class History:
             return -1
         with self.path.open("rb") as file:
             head = file.readline(LINE)
-            replaced = self._inode not in (0, stat.st_ino)  # a resumed run drops the rows of an unfinished round so
+            # A resumed run drops the rows of an unfinished round by writing a new file.
+            replaced = self._inode not in (0, stat.st_ino)
             if head != self._head or stat.st_size < self.offset or replaced:
                 self.offset = len(head)
                 self._head = head
@@ -54,6 +55,7 @@ class History:
             block = file.read()
         self._seen = (stat.st_size, stat.st_mtime_ns)
         self._inode = stat.st_ino
+        # A line without its end is still being written, and is read the next time.
         whole = block[: block.rfind(b"\n") + 1]
         self.offset += len(whole)
         start = len(self)
@@ -72,7 +74,7 @@ class History:
         return ()
 
     def part(self, start: int = 0, only: Iterable[str] = ()) -> dict[str, list[float | None]]:
-        """The columns from a row on, as JSON knows them; `only` some of them."""
+        """The columns from a row on, with None for NaN, which JSON lacks; `only` some of them."""
         wanted = set(only)
         pairs = zip(self.columns, self.values, strict=True)
         return {
@@ -89,12 +91,15 @@ def read_column(path: Path, name: str) -> list[float]:
     except OSError:
         return []
     lines = content[: content.rfind(b"\n") + 1].splitlines()
-    head = next(csv.reader([lines[0].decode("utf-8", errors="replace")]), []) if lines else []
+    if not lines:
+        return []
+    head = next(csv.reader([lines[0].decode("utf-8", errors="replace")]), [])
     if name not in head:
         return []
     at = head.index(name)
     lines = lines[1 :: max(1, len(lines) // MOST_LINES)]
-    if b'"' in content:  # a comma may lie within a cell
+    # Lines are split by hand, no further than the wanted cell; with quotes a comma may lie within a cell.
+    if b'"' in content:
         rows: Any = csv.reader(line.decode("utf-8", errors="replace") for line in lines)
     else:
         rows = (line.split(b",", at + 1) for line in lines)
@@ -117,7 +122,12 @@ def spark(values: Iterable[float]) -> str:
         return ""
     low = min(known)
     high = max(known)
-    scale = (len(LEVELS) - 1) / (high - low) if high > low else 0.0
+    scale = 0.0
+    if high > low:
+        scale = (len(LEVELS) - 1) / (high - low)
     if not math.isfinite(scale):
         return ""
-    return "".join(LEVELS[round((v - low) * scale)] if scale else LEVELS[len(LEVELS) // 2] for v in known)
+    # Also zero where the difference of both is too large for a float.
+    if not scale:
+        return LEVELS[len(LEVELS) // 2] * len(known)
+    return "".join(LEVELS[round((v - low) * scale)] for v in known)

@@ -72,6 +72,6 @@ def make_page(tiles: Tiles, labels: Labels, reader: str, token: str, hosts: froz
 def labelling(
     tiles: Tiles, folder: Path, reader: str, classes: tuple[str, ...], token: str, hosts: frozenset[str] | None
 ) -> Iterator[FastAPI]:
-    """The page of a reader, whose file is held as long as it is open."""
+    """The page of a reader; no other page can open the reader's file meanwhile."""
     with open_labels(folder, reader, tiles, classes) as labels:
         yield make_page(tiles, labels, reader, token, hosts)

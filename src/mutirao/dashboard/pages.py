@@ -60,17 +60,20 @@ class Guard:
         """Why a request is refused; nothing if it is not."""
         headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
         host = headers.get("host", "")
-        if self.hosts is not None and host.lower() not in self.hosts:  # another name may point here
+        # Against DNS rebinding: another page can make a name of its own point to this address.
+        if self.hosts is not None and host.lower() not in self.hosts:
             return "this page answers to its own address only"
         writes = scope["method"] not in ("GET", "HEAD")
         origin = headers.get("origin")
         site = headers.get("sec-fetch-site", "same-origin")
+        # Against forged requests of other pages (CSRF): the browser sets both headers, and no page can change them.
         if writes and ((origin is not None and origin != f"http://{host}") or site not in ("same-origin", "none")):
             return "another page may not change anything here"
         if scope["path"].startswith("/assets/") and not writes:
             return ""  # the same for everybody
         given = headers.get("x-mutirao-token", "")
-        if not given and not writes:  # a link or an event stream cannot carry a header; a write must
+        # A link or an event stream cannot carry a header; a write must.
+        if not given and not writes:
             given = (parse_qs(scope["query_string"].decode("latin-1")).get("token") or [""])[0]
         if not hmac.compare_digest(given.encode(), self.token.encode()):
             return "the token is missing or wrong; open the address that was printed at the start"
@@ -92,12 +95,13 @@ def page_app(
 ) -> FastAPI:
     """An application that shows a page, made from a template and values, to who has the token.
 
-    It gives out the assets and those that all pages share, to anybody. `hosts` are the addresses it answers to (None:
-    any); what `inner` names is asked after the token.
+    It gives out the assets, and those that all pages share, without a token. `hosts` are the addresses it answers to
+    (None: any); what `inner` names is asked after the token.
     """
     app = FastAPI(title="Mutirão", docs_url=None, redoc_url=None, openapi_url=None)
     for middleware in inner:
         app.add_middleware(middleware)
+    # The one that is added last is called first: nothing else sees a request without the token.
     app.add_middleware(Guard, token=token, hosts=hosts)
     files = {path.name: path for path in (*SHARED, *assets)}
 

@@ -50,7 +50,8 @@ class Control:
             raise Refused("it is running already")
         words = resume_words(item)
         says = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
-        command = [sys.executable, "-P", "-m", "mutirao.cli", *words]  # -P: no code from the working folder
+        # -P: no module is imported from the working folder.
+        command = [sys.executable, "-P", "-m", "mutirao.cli", *words]
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=says, start_new_session=True
         )
@@ -81,7 +82,7 @@ def resume_words(item: Item) -> list[str]:
     """The words after `mutirao` that go on with a run or study.
 
     Code that a folder names is run only if the user ran it here before: the folder may have been put there. A recipe
-    of the user's own is named by the run's file, so that the command asks itself again; a study has a mark, too.
+    of the user's own is named by the run's file, so that the command checks it again; a study has a mark, too.
     """
     if item.kind == "run":
         file = item.path.absolute() / "config.toml"

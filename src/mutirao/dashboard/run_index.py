@@ -49,20 +49,29 @@ class Item:
     def is_due(self) -> bool:
         """Whether something in the folder is not as it was when the facts were read."""
         marks = tuple(map(mark_of, self.files))
-        return not self.facts or self.stamp != (marks if self.rests else (*marks, *self.pulse()))
+        return not self.facts or self.stamp != self.stamp_with(marks)
+
+    def stamp_with(self, marks: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What differs as soon as the facts may: the marks of the files and, of a run at work, its pulse."""
+        if self.rests:
+            return marks
+        return (*marks, *self.pulse())
 
     def refresh(self, cells: list[Facts] | None = None) -> bool:
         """Read the facts again if anything changed; whether they did. Of a study, with the facts of its cells."""
-        marks = tuple(map(mark_of, self.files))  # before reading: what changes meanwhile is seen the next time
+        # Before reading: what changes meanwhile is seen the next time.
+        marks = tuple(map(mark_of, self.files))
         if cells is None and not self.is_due():
             return False
         before = self.facts
         self.facts = clean(self.named() | self.read(cells or []))
+        # One cell cannot be ended without breaking its study.
         if self.study:
-            self.facts |= {"ours": False, "resumable": False}  # one cell cannot be ended without breaking its study
-        self.stamp = marks if self.rests else (*marks, *self.pulse())
+            self.facts |= {"ours": False, "resumable": False}
+        self.stamp = self.stamp_with(marks)
+        # Curves are kept in memory only for runs that grow or are looked at.
         if self.rests:
-            self.history = History(self.path / "history.csv")  # memory is for runs that grow or are looked at
+            self.history = History(self.path / "history.csv")
         if self.facts == before:
             return False
         self.text = json.dumps(self.facts, separators=(",", ":"))
@@ -125,7 +134,10 @@ class Shelf:
             found[key] = Item(key, Path(path), "run", study)
             return
         if "cells" in entries and ("study.json" in entries or "table.json" in entries or ".lock" in entries):
-            found[key], study = known if known and known.kind == "study" else Item(key, Path(path), "study"), key
+            if known is None or known.kind != "study":
+                known = Item(key, Path(path), "study")
+            found[key] = known
+            study = key
         if depth < DEEPEST:
             for name, entry in entries.items():
                 if not name.startswith(".") and name not in SKIP and entry.is_dir(follow_symlinks=False):

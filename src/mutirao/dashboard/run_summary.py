@@ -107,7 +107,9 @@ def facts_of_run(path: Path, history: History) -> Facts:
     except (ValueError, RecursionError) as error:
         config = {}
         why = f"config.toml cannot be read: {error}"
-    summary = json_of(path / "summary.json") if state.name == "finished" else {}
+    summary: Facts = {}
+    if state.name == "finished":
+        summary = json_of(path / "summary.json")
     if state.name in ("running", "waiting") and (silent := silence(path, history)):
         state = RunState("stale", state.why, resumed, state.pid)
         why = f"at work, but nothing came for {silent}"
@@ -125,7 +127,9 @@ def facts_of_run(path: Path, history: History) -> Facts:
         },
         "note": short(read_notes(path).text),
     }
-    return facts | (ended(path, summary) if summary else under_way(history, began, changed))
+    if summary:
+        return facts | ended(path, summary)
+    return facts | under_way(history, began, changed)
 
 
 def ended(path: Path, summary: Facts) -> Facts:
@@ -150,9 +154,16 @@ def under_way(history: History, began: str, changed: str) -> Facts:
     judge = likely_monitor(history.columns)
     values = [v for v in history.column(judge) if v == v]
     way = direction_of(judge)
-    best = (min if way == "lower" else max)(values) if values and way else None
+    value: float | None = None
+    best: float | None = None
+    if values:
+        value = values[-1]
+    if values and way == "lower":
+        best = min(values)
+    elif values and way:
+        best = max(values)
     rest = {"seconds": apart(began, changed), "spark": spark(values), "way": way}
-    return {"rounds": len(history), "judge": judge, "value": values[-1] if values else None, "best": best, **rest}
+    return {"rounds": len(history), "judge": judge, "value": value, "best": best, **rest}
 
 
 def silence(path: Path, history: History) -> str:
@@ -175,9 +186,11 @@ def ends_of(trail: Path) -> tuple[Facts, Facts, bool]:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - LINE))
             tail = file.read()
+            # The last line counts once its end is written.
             last = event(tail[: tail.rfind(b"\n")].rpartition(b"\n")[2])
             if last.get("event") == "finished":
                 return event(first), last, False
+            # Only the trail of a run that has not finished is read as a whole.
             file.seek(0)
             return event(first), last, any(b'"event": "resumed"' in line for line in file)
     except OSError:
@@ -203,8 +216,14 @@ def facts_of_study(path: Path, cells: Iterable[Facts]) -> Facts:
     begun = list(cells)
     done = sum(cell["state"] == "finished" for cell in begun)
     planned = plan.get("cells")
-    total = max(len(planned) if isinstance(planned, list) else 0, len(begun))
-    name = "running" if alive else "finished" if done >= total > 0 and table else "stopped"
+    total = len(begun)
+    if isinstance(planned, list):
+        total = max(total, len(planned))
+    name = "stopped"
+    if alive:
+        name = "running"
+    elif done >= total > 0 and table:
+        name = "finished"
     lines = [x for x in table.get("lines") or [] if isinstance(x, dict) and isinstance(x.get("mean"), int | float)]
     metric = str(lines[0].get("metric", "")) if lines else ""
     top = best_of([x for x in lines if x.get("metric") == metric], metric, table) or {}
@@ -300,12 +319,18 @@ class Clients:
 
     def order(self, sort: str) -> Whole:
         """By what clients are sorted, the least first; those that are equal go by name."""
-        found = {"selected": self.selected, "lost": self.selected - self.replied, "last": self.last}.get(sort)
-        values = self.weight if sort == "weight" else np.zeros(len(self)) if found is None else found
+        columns: dict[str, npt.NDArray[Any]] = {
+            "selected": self.selected,
+            "lost": self.selected - self.replied,
+            "last": self.last,
+            "weight": self.weight,
+        }
+        values = columns.get(sort, np.zeros(len(self)))
+        # lexsort sorts by its last key first.
         return np.lexsort((self.by_name, -values))
 
     def with_text(self, text: str) -> npt.NDArray[np.bool_]:
-        """Whose name or failure holds a text, whatever its case."""
+        """Which clients have a text in their name or failure, whatever its case."""
         in_failure = np.array([text in failure.lower() for failure in self.failures], np.bool_)
         in_name = np.fromiter((text in name.lower() for name in self.name), np.bool_, len(self))
         return np.asarray(in_name | in_failure[self.failure])
@@ -354,7 +379,7 @@ def clients_of(table: Columns) -> Clients:
 
 
 def page_of(clients: Clients, search: str, sort: str, start: int) -> dict[str, Any]:
-    """A hundred of them: those whose name or failure holds the text, in the order asked for."""
+    """A hundred of them: those with the text in their name or failure, in the order asked for."""
     ordered = clients.order(sort)
     if wanted := search.lower():
         ordered = ordered[clients.with_text(wanted)[ordered]]

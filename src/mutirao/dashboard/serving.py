@@ -17,7 +17,7 @@ Make = Callable[[str, frozenset[str] | None], AbstractContextManager["FastAPI"]]
 
 
 def serve(root: Path, host: str, port: int, say: Callable[[str], None], read_only: bool = False) -> None:
-    """Serve the folder until interrupted; `say` is told the address once it answers."""
+    """Serve the folder until interrupted; `say` gets the address once it answers."""
     with needing_packages():
         from mutirao.dashboard.app import make_app
 
@@ -53,14 +53,17 @@ def serve_page(make: Make, host: str, port: int, say: Callable[[str], None]) -> 
     token = secrets.token_urlsafe(24)
     listening = listen(host, port)
     port = listening.getsockname()[1]
-    local = host in ("127.0.0.1", "localhost", "::1")
-    hosts = frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")) if local else None
+    # On loopback all possible addresses are known, so that any other is refused.
+    hosts: frozenset[str] | None = None
+    if host in ("127.0.0.1", "localhost", "::1"):
+        hosts = frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]"))
     shown = f"[{host}]" if ":" in host else host
     with make(token, hosts) as app:
         say(f"http://{shown}:{port}/?token={token}")
         settings = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": 2, "server_header": False}
         server = uvicorn.Server(uvicorn.Config(app, **settings))  # type: ignore[arg-type]
-        app.state.closing = lambda: server.should_exit  # streams of events end by themselves, then
+        # Streams of events ask for it, and then end by themselves: the server waits for its last response.
+        app.state.closing = lambda: server.should_exit
         with contextlib.suppress(KeyboardInterrupt):  # the way to end it
             server.run(sockets=[listening])
 

@@ -18,13 +18,13 @@ from mutirao.dashboard.run_summary import Facts
 TICK = 0.2
 WALK = 2.0
 TURN = 10  # ticks in which every run at rest is looked at once
-MOST_WAITING = 500  # messages a slow reader may be behind before it is told to begin anew
+MOST_WAITING = 500  # messages a slow reader may be behind before it has to begin anew
 
 Message = dict[str, Any]
 
 
 class Listener:
-    """One open page: a queue in its event loop, and the runs whose rows it wants."""
+    """One open page: a queue in its event loop, and the runs of which it wants the rows."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, wants: frozenset[str]) -> None:
         self.loop = loop
@@ -37,6 +37,7 @@ class Listener:
             self.loop.call_soon_threadsafe(self._put, message)
 
     def _put(self, message: Message) -> None:
+        # A page too far behind requests everything anew: waiting messages must not grow without end.
         if self.queue.full():
             while not self.queue.empty():
                 self.queue.get_nowait()
@@ -45,7 +46,7 @@ class Listener:
 
 
 class Watcher:
-    """Keeps the shelf up to date while somebody looks."""
+    """Keeps the index of runs up to date while a page is open."""
 
     def __init__(self, root: Path) -> None:
         self.shelf = Shelf(root)
@@ -107,9 +108,8 @@ class Watcher:
             self.look()
             self.looked.set()
             spent = time.monotonic() - began
-            self._stop.wait(
-                min(max(TICK, 2 * spent), WALK)
-            )  # however many runs there are, most of the time is not ours
+            # However many runs there are, most of the time is left to others.
+            self._stop.wait(min(max(TICK, 2 * spent), WALK))
 
     def look(self) -> None:
         """One look: for new folders now and then, at what is at work each time, at what is at rest in turn."""
@@ -124,12 +124,14 @@ class Watcher:
         wanted = frozenset().union(*(listener.wants for listener in list(self.listeners)))
         studies = set()
         for place, item in enumerate(list(self.shelf.items.values())):
+            # Of the runs at rest, another share is looked at in each tick.
             if item.rests and item.key not in wanted and (place + self._tick) % TURN:
                 continue
             with self.lock:
                 changed = self._refresh(item)
-                readable = item.facts.get("state") != "unreadable"
-                rows = self._rows(item) if item.key in wanted and readable else None
+                rows = None
+                if item.key in wanted and item.facts.get("state") != "unreadable":
+                    rows = self._rows(item)
             if changed:
                 self._changed({"event": "facts", "facts": item.facts})
                 studies.add(item.study)
@@ -144,7 +146,7 @@ class Watcher:
         return item.is_due() and item.refresh(self.facts(item.key))
 
     def _read_first(self, came: list[Item]) -> None:
-        """Read runs that came, the latest first; of many the page is told when all of them are read."""
+        """Read runs that came, the latest first; if they are many, pages are notified when all are read."""
         order = sorted(came, key=lambda item: changed_at(item.path), reverse=True)
         self.left = len(order)
         self.walked.set()
@@ -161,7 +163,7 @@ class Watcher:
             self._changed({"event": "anew"})
 
     def _count_cells(self, studies: set[str]) -> None:
-        """Bring studies up to date whose cells have changed."""
+        """Bring studies with changed cells up to date."""
         for item in [self.shelf.items[key] for key in studies if key in self.shelf.items]:
             with self.lock:
                 changed = item.refresh(self.facts(item.key))
@@ -169,13 +171,13 @@ class Watcher:
                 self._changed({"event": "facts", "facts": item.facts})
 
     def _changed(self, message: Message | None) -> None:
-        """The list is another one now; say so, with its version: a page that asks meanwhile knows which is newer."""
+        """The list is another one now; say so, with its version, by which pages see what is newer."""
         self.version = f"{self.version.partition('-')[0]}-{next(self.changes)}"
         if message is not None:
             self._tell(message | {"version": self.version})
 
     def _rows(self, item: Item) -> Message | None:
-        """New rows of a run, if there are any that were not told."""
+        """New rows of a run, if there are any that were not sent."""
         try:
             item.history.read_on()
         except (OSError, csv.Error):  # one odd table must not stop the page for all others
@@ -186,7 +188,10 @@ class Watcher:
         if mark == told:
             return None
         self._told[item.key] = mark
-        start = told[0] if told[1] == mark[1] and told[0] <= count else 0
+        # With other columns or fewer rows the table has begun anew.
+        start = 0
+        if told[1] == mark[1] and told[0] <= count:
+            start = told[0]
         return {"start": start, "columns": item.history.part(start)}
 
     def rows(self, key: str, only: Iterable[str] = ()) -> Message | None:

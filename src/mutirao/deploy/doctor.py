@@ -58,8 +58,11 @@ def check_result(check: str, trouble: str, remedy: str, good: str) -> Finding:
 
 def check_amount(check: str, left: float, least: float, little: float, text: str, remedy: str) -> Finding:
     """Whether enough is left of something."""
-    state: Health = "fail" if left < least else "warn" if left < little else "ok"
-    return Finding(check, state, text, "" if state == "ok" else remedy)
+    if left < least:
+        return Finding(check, "fail", text, remedy)
+    if left < little:
+        return Finding(check, "warn", text, remedy)
+    return Finding(check, "ok", text)
 
 
 SOON = 30  # days before the end of a certificate at which to renew it
@@ -77,7 +80,10 @@ def examine(folder: Path) -> list[Finding]:
         return [*found, Finding("folder", "fail", str(error), "make it with: mutirao site init")]
     found.append(Finding("folder", "ok", f"{place.role} {place.name!r} in {place.folder}"))
     found += [*check_private_keys(place), *check_authority(place)]
-    found += server_checks(place) if isinstance(place, Server) else [*check_policy_and_data(place), *server_seen(place)]
+    if isinstance(place, Server):
+        found += server_checks(place)
+    else:
+        found += [*check_policy_and_data(place), *server_seen(place)]
     return [*found, check_process(place), check_disk(place.folder), check_memory(), check_gpu()]
 
 
@@ -101,6 +107,7 @@ def check_packages() -> Iterator[Finding]:
         remedy = "pip install 'mutirao[flower]' again: it brings the right one"
         yield Finding("flower", "fail", f"flwr {found['flwr']} is not a version mutirao works with", remedy)
     elif found["flwr"] and found["flwr"] not in flower_patches.CHECKED and (odd := flower_patches.unverified_changes()):
+        # The version is in the declared range, but its functions differ from those that our patches were checked with.
         yield Finding("flower", "warn", odd, f"install flwr {flower_patches.CHECKED[-1]}")
 
 
@@ -118,14 +125,19 @@ def flower_fits(version: str) -> bool:
 
 def check_private_keys(place: Server | Node) -> Iterator[Finding]:
     """Private keys are there, belong to their public halves, and are readable by their owner alone."""
-    private = [place.key, *([place.ca_key] if isinstance(place, Server) and place.ca_key.exists() else [])]
+    private = [place.key]
+    # The authority's key may be kept elsewhere: it is needed only to sign.
+    if isinstance(place, Server) and place.ca_key.exists():
+        private.append(place.ca_key)
     for key in private:
         if not key.exists():
             remedy = "restore it from your backup, or make a new folder with: mutirao site init"
             yield Finding("private key", "fail", f"{key} is missing", remedy)
             continue
         mode = stat.S_IMODE(key.stat().st_mode)
-        trouble = f"{key} can be read by others (mode {mode:o})" if mode & 0o077 else ""
+        trouble = ""
+        if mode & 0o077:
+            trouble = f"{key} can be read by others (mode {mode:o})"
         yield check_result("private key", trouble, f"chmod 600 {key}", f"{key.name} is readable by its owner alone")
     if isinstance(place, Node) and place.key.exists():
         yield check_pair(place)
@@ -199,6 +211,7 @@ def server_checks(server: Server) -> Iterator[Finding]:
         yield check_dates("certificate", server.certificate, renew)
         yield check_signature(server, certificate, ca, renew)
         missing = ", ".join(sorted(set(server.hosts) - set(keys.hosts_of(certificate))))
+        # Loopback is in every certificate, for the server's own processes; sites need another address.
         named = ", ".join(h for h in keys.hosts_of(certificate) if h not in keys.LOOPBACK)
         if named or missing:
             trouble = missing and f"the certificate is not for {missing}"
@@ -219,7 +232,8 @@ def check_signature(server: Server, certificate: Any, ca: Any, renew: str) -> Fi
         certificate.verify_directly_issued_by(ca)
         if server.key.exists() and keys.private_key(server.key).public_key() != certificate.public_key():
             return Finding("signature", "fail", "server.crt belongs to another key than server.key", renew)
-    except Exception as error:  # cryptography raises several kinds for one thing: it is not this authority's
+    except Exception as error:
+        # cryptography raises several types of errors for one fact: another authority has signed it.
         reason = str(error) or type(error).__name__
         return Finding("signature", "fail", f"server.crt is not signed by ca.crt ({reason})", renew)
     return Finding("signature", "ok", "server.crt is signed by ca.crt and belongs to server.key")
@@ -277,11 +291,12 @@ def check_policy_and_data(node: Node) -> Iterator[Finding]:
         return
     place = Path(str(data)).expanduser()
     try:
-        empty = place.is_dir() and next(place.iterdir(), None) is None
-        wrong = "is empty" if empty else ""
+        wrong = ""
         if not place.exists():
             wrong = "is not there"
-        if not wrong and not os.access(place, os.R_OK):
+        elif place.is_dir() and next(place.iterdir(), None) is None:
+            wrong = "is empty"
+        elif not os.access(place, os.R_OK):
             wrong = "cannot be read by this user"
     except OSError as error:
         wrong = f"cannot be read: {error.strerror}"
@@ -316,6 +331,7 @@ def server_seen(node: Node) -> Iterator[Finding]:
     except (OSError, ValueError) as error:
         yield unreachable(error, node)
         return
+    # The server read its clock at some moment of this call; the middle of the call is off by at most half of it.
     clock = (before + time.time()) / 2
     yield Finding("server", "ok", f"{node.superlink} answers, and is who its certificate says")
     yield check_versions(facts["versions"], versions())
@@ -327,6 +343,7 @@ def server_seen(node: Node) -> Iterator[Finding]:
 
 
 OTHER_HOST = "the server's certificate is not for {host}"
+# By OpenSSL's code of a failed verification: not valid yet, expired, another host name, another IP address.
 CERTIFICATE_TROUBLES: Mapping[int, tuple[str, str]] = {
     9: ("the server's certificate has not begun", "compare the clocks of both machines"),
     10: ("the server's certificate has ended", "the server renews it: mutirao site renew FOLDER"),
@@ -338,6 +355,7 @@ CERTIFICATE_TROUBLES: Mapping[int, tuple[str, str]] = {
 def unreachable(error: Exception, node: Node) -> Finding:
     """What a failed connection means, and what to do."""
     host, port = split_address(node.superlink)
+    # By type, not by attribute: the `reason` of an SSLError is only a word, that of a URLError is the error itself.
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     text = f"{node.superlink} cannot be reached: {reason}"
     remedy = f"let this machine open connections to {host}, TCP port {port} (firewall, proxy: HTTPS_PROXY)"
@@ -415,6 +433,7 @@ def memory_left() -> float | None:
         left = next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration, ValueError):
         return None
+    # In a container /proc/meminfo is about the whole machine; the container's own limit is that of its cgroup.
     try:
         most = Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8").strip()
         used = float(Path("/sys/fs/cgroup/memory.current").read_text(encoding="utf-8"))
@@ -478,6 +497,9 @@ def agreed_digests_of(policy: Policy, client: ClientId) -> Iterator[AgreedDigest
             name, config = recipe_from(settings_at_site({"recipe": recipe, **pinned}, {}, policy.settings))
             task = require_agreement(find(name).prepare(config))
             count = getattr(task.population, "counts", None)
-            yield AgreedDigests(recipe, {**task.basis(), **task.agreed}, count(client) if callable(count) else {})
+            counts: dict[str, int] = {}
+            if callable(count):
+                counts = count(client)
+            yield AgreedDigests(recipe, {**task.basis(), **task.agreed}, counts)
         except Exception as error:  # reading a site's data may raise anything
             yield recipe, " ".join(str(error).split())[:300] or type(error).__name__

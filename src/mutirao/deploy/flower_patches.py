@@ -96,6 +96,7 @@ def find(internal: PatchedFunction) -> tuple[Any, str, Any]:
     try:
         place: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
+        # If another module is missing, the installation is incomplete, and Flower as such may fit.
         if not (error.name or "").startswith("flwr"):
             raise
         return None, name, None
@@ -110,6 +111,7 @@ def signature_and_digest(internal: PatchedFunction) -> tuple[str, str]:
     if found is None:
         return "", ""
     parameters = inspect.signature(found).parameters.values()
+    # `inspect` has no entry for the bare `*` before keyword-only parameters.
     names = [p.name for p in parameters]
     if keywords := [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]:
         names.insert(names.index(keywords[0]), "*")

@@ -68,6 +68,7 @@ def server_certificate(
     """The PEM text of a certificate for TLS servers, with a subject alternative name for each host."""
     authority = read_certificate(ca)
     who = common_name(hosts[0] if hosts else "localhost")
+    # Loopback too: the SuperLink's own processes connect there, and verify the certificate as sites do.
     named = [alternative_name(host) for host in dict.fromkeys([*hosts, *LOOPBACK])]
     plain = x509.BasicConstraints(ca=False, path_length=None)
     made = (
@@ -202,6 +203,7 @@ def normalized_host(host: str) -> str:
         return str(ipaddress.ip_address(host))
     except ValueError:
         pass
+    # Certificates and TLS have host names in ASCII only (IDNA).
     try:
         plain = host.encode("idna").decode("ascii")
     except UnicodeError as error:
@@ -252,6 +254,8 @@ def write_private(
 def write_new(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Write a file that must not be there yet."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # O_EXCL never opens an existing file, not even one that appears at this moment. The mode applies from the first
+    # byte on: before a later chmod others could read a key.
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError:

@@ -75,7 +75,11 @@ class Server(Place):
     @property
     def here(self) -> str:
         """The address at which this machine reaches its own SuperLink."""
-        return f"{'127.0.0.1' if self.host in ('0.0.0.0', '::') else bracket(self.host)}:{self.port}"
+        host = bracket(self.host)
+        # These two stand for all addresses of the machine, and are none to connect to.
+        if self.host in ("0.0.0.0", "::"):
+            host = "127.0.0.1"
+        return f"{host}:{self.port}"
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,7 @@ def load_place(folder: Path) -> Server | Node:
                 raise ConfigError(f"{path}: hosts: {value!r} is not a list of texts")
             values[key] = tuple(value)
         elif key == "port":
+            # Port 0 is any free one: sites could not find a server there.
             values[key] = coerce(f"{path}: port", value, int, low=1 if role == "server" else 0, high=65535)
         else:
             values[key] = coerce(f"{path}: {key}", value, str)

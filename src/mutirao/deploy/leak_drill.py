@@ -6,7 +6,7 @@ samples, two test whether a sample was trained on.
 In a dense layer with ReLU the update of a unit is sum_k g_k x_k over the samples that activate it, and that of its
 bias sum_k g_k. Where only one sample does, the quotient of the two is that sample (Phong et al., 2018). A server
 chooses the weights so that this happens often: many thresholds along one direction (Fowl et al., 2022), units that few
-samples reach (Boenisch et al., 2023), or a unit for one candidate sample (Nguyen et al., 2023).
+samples activate (Boenisch et al., 2023), or a unit for one candidate sample (Nguyen et al., 2023).
 
 The picture shows, row under row, samples that a client trained on and what was recovered from its update.
 """
@@ -70,7 +70,7 @@ Floats = npt.NDArray[np.float64]
 Assignments = tuple[tuple[str, Any], ...]
 CLIENTS = 2  # few, so that the site has many samples: a single sample is then harder to isolate
 WIDE: Assignments = (("hidden", 4000), ("batch_size", 100_000), ("epochs", 1))  # a wide model, one step on all samples
-HONEST_ROUNDS = 5  # before the update whose loss is compared
+HONEST_ROUNDS = 5  # before the update for which losses are compared
 CANDIDATES = 128  # members, and as many others
 SHOWN = 12  # samples in the picture
 RECOVERED = 0.1  # |found - x| / |x| below which a sample counts as recovered
@@ -111,7 +111,7 @@ class AttackResult:
 
 
 class Target:
-    """The attacked client. The server also knows the test samples."""
+    """The attacked client. The server also has the test samples."""
 
     def __init__(self, drill: LeakDrill, base: Assignments) -> None:
         self.drill = drill
@@ -178,7 +178,8 @@ def craft(arrays: Arrays, directions: Floats, thresholds: Floats, steepness: flo
     """The model with hidden units i of steepness * relu(directions_i x - thresholds_i), all with the same gradient."""
     w1, b1, w2, b2 = layer_names(arrays, directions.shape[1])
     outputs, units = arrays[w2].shape
-    output_weights = weight * np.linspace(-1.0, 1.0, outputs)  # distinct: the gradient of no class is zero
+    # Distinct weights for each class: with equal ones the gradients of all classes would cancel.
+    output_weights = weight * np.linspace(-1.0, 1.0, outputs)
     crafted = {
         w1: steepness * directions,
         b1: -steepness * thresholds,
@@ -209,11 +210,14 @@ def craft_membership(arrays: Arrays, known: Floats, candidates: Floats) -> Array
     """A unit for each candidate that it alone activates: far out along its own direction, in whitened coordinates."""
     units = next(iter(arrays.values())).shape[0]
     centre = known.mean(0)
+    # Features that never vary make the covariance singular; 0.01 on the diagonal keeps it invertible.
     covariance = np.cov(known.T) + 0.01 * np.eye(known.shape[1])
+    # In the direction Sigma^-1 (x - mean) a sample x stands out most from the distribution (Fisher's discriminant).
     directions = unit_vectors(np.linalg.solve(covariance, (candidates - centre).T).T)
     own = (directions * candidates).sum(1)
     middle = directions @ centre
     thresholds = middle + 0.95 * (own - middle)
+    # No sample passes the threshold of a unit without a candidate.
     unused = units - len(candidates)
     directions = np.vstack([directions, np.zeros((unused, known.shape[1]))])
     return craft(arrays, directions, np.concatenate([thresholds, np.full(unused, 1e6)]), 10.0, 0.1)
@@ -228,6 +232,7 @@ def first_layer_change(before: Arrays, after: Arrays, features: int) -> tuple[Fl
 def read_thresholds(before: Arrays, after: Arrays, features: int) -> Floats:
     """The samples between two neighbouring thresholds; NaN where there is none."""
     weights, biases = first_layer_change(before, after, features)
+    # Units have one direction, so each also sums the samples of the next: the difference leaves those between the two.
     return quotients(weights - np.vstack([weights[1:], 0 * weights[:1]]), biases - np.append(biases[1:], 0.0))
 
 
@@ -245,6 +250,7 @@ def read_membership(before: Arrays, after: Arrays, candidates: Floats) -> Floats
 
 def quotients(weights: Floats, biases: Floats) -> Floats:
     """weights / biases for each row; NaN where the bias hardly moved."""
+    # For a unit that one sample x activates, dL/dw = g x and dL/db = g (Phong et al., 2018).
     moved = np.abs(biases) > 1e-9 * np.abs(biases).max(initial=0.0)
     out = np.full(weights.shape, np.nan)
     out[moved] = weights[moved] / biases[moved, None]
@@ -254,6 +260,7 @@ def quotients(weights: Floats, biases: Floats) -> Floats:
 def nearest_samples(found: Floats, samples: Floats) -> tuple[npt.NDArray[np.intp], Floats]:
     """For each row found its nearest sample x, and |found - x| / |x|; infinite for rows of NaN."""
     valid = np.isfinite(found).all(1)
+    # |a - b|^2 = |a|^2 - 2 a b + |b|^2 needs no array of all differences; rounding may make it slightly negative.
     squares = (found[valid] ** 2).sum(1)[:, None] - 2 * found[valid] @ samples.T + (samples**2).sum(1)
     errors = np.sqrt(np.maximum(squares, 0.0)) / np.maximum(np.linalg.norm(samples, axis=1), 1e-12)
     nearest = np.zeros(len(found), np.intp)

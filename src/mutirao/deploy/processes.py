@@ -75,9 +75,8 @@ class Process:
         if not wait_until(lambda: not self.alive(), seconds):
             self.kill()
         end_leftovers(self.folder)
-        wait_until(
-            lambda: all(start_id(pid) != born for pid, born in family), seconds
-        )  # the dying show no mark any more
+        # A dying process no longer shows its environment, and so its mark: its birth is checked instead.
+        wait_until(lambda: all(start_id(pid) != born for pid, born in family), seconds)
 
     def kill(self) -> None:
         """SIGKILL to this process alone, as a power cut would; what it started finds out by itself."""
@@ -153,8 +152,11 @@ def exec_process(folder: Path) -> None:
     if isinstance(place, Server):
         refuse_if_expired(place)
         write_commands(place)
-    command = superlink_command(place) if isinstance(place, Server) else supernode_command(place)
+        command = superlink_command(place)
+    else:
+        command = supernode_command(place)
     log = place.logs / f"{place.process}.log"
+    # Recorded now: `exec` keeps the process, its id and the moment it was born.
     write_process_record(place, os.getpid(), log)
     os.chdir(place.folder)
     copy_output_to(log)
@@ -328,7 +330,8 @@ def environment(place: Server | Node) -> dict[str, str]:
 def write_commands(server: Server) -> None:
     """A secret, unless there is one, and Flower's commands with it: `FOLDER/bin/flwr run APP here`."""
     create_secret(server.secret)
-    read_secret(server.secret)  # a clear word now if others know it
+    # Read only to fail here, with a clear message, if other users can read it.
+    read_secret(server.secret)
     for name in flwr_command.COMMANDS:
         words = [sys.executable, "-P", "-m", "mutirao.deploy.server.flwr_command", str(server.folder), name]
         write_command(server.commands, words, name)
@@ -377,6 +380,7 @@ def rotate_logs(log: Path, keep: int = KEPT_LOGS) -> None:
     """Make room for a new log: the last ones stay as x.1.log (the latest), x.2.log, ..."""
     log.parent.mkdir(parents=True, exist_ok=True)
     names = [log, *(log.with_suffix(f".{i}.log") for i in range(1, keep + 1))]
+    # The oldest first: a log must have moved before the next takes its name.
     for older, newer in zip(reversed(names[1:]), reversed(names[:-1]), strict=True):
         if newer.exists():
             newer.replace(older)
@@ -384,6 +388,8 @@ def rotate_logs(log: Path, keep: int = KEPT_LOGS) -> None:
 
 def start_id(pid: int) -> str:
     """When a process was born, in words that no other process of that number will ever have; empty if it is dead."""
+    # The name in /proc/PID/stat may hold spaces and brackets. The first field after it is the state, the 20th the start
+    # in clock ticks since boot: together with the id of the boot it is unique.
     try:
         rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
@@ -403,11 +409,14 @@ def start_id(pid: int) -> str:
 def processes_of(folder: Path) -> list[tuple[int, str]]:
     """All processes that carry this folder's mark, with their births; on Linux, where the environment can be read."""
     mark = f"{FOLDER_VARIABLE}={folder.resolve()}".encode()
-    found = []
-    for entry in Path("/proc").iterdir() if sys.platform == "linux" else ():
+    found: list[tuple[int, str]] = []
+    if sys.platform != "linux":
+        return found
+    for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal() or int(entry.name) == os.getpid():
             continue
-        with contextlib.suppress(OSError):  # another user's, or it ended while we looked
+        # It may be another user's, or have ended meanwhile.
+        with contextlib.suppress(OSError):
             if mark in (entry / "environ").read_bytes().split(b"\0") and (born := start_id(int(entry.name))):
                 found.append((int(entry.name), born))
     return found
@@ -418,6 +427,7 @@ def end_leftovers(folder: Path, seconds: float = 3.0) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid, born in processes_of(folder):
             with contextlib.suppress(OSError):
+                # The id may have been given to another process since.
                 if start_id(pid) == born:
                     os.kill(pid, number)
         if wait_until(lambda: not processes_of(folder), seconds):

@@ -231,6 +231,7 @@ def record_facts(folder: Path, trust: Trust = distrust) -> dict[str, Any]:
     times = [str(event.get("time", "")) for event in events]
     settings = {key: getattr(config, key) for key in MEASURES}
     rounds = [event for event in events if event.get("event") == "round"]
+    # Only sites report the head of a trail or versions of their own; simulated clients have neither.
     networked = any(event.get("heads") or event.get("site_versions") for event in rounds)
     data = getattr(config, "data", "")
     return {
@@ -242,7 +243,7 @@ def record_facts(folder: Path, trust: Trust = distrust) -> dict[str, Any]:
         "rounds": record.rounds,
         "subjects": {"kind": PEOPLE.get(name), "clients": record.population, "replied": len(record.participation()[0])},
         "data": {"kind": DATA.get(name), "source": Path(data).name if isinstance(data, str) and data else None},
-        "pooled": record.summary.get("consent") or events[0].get("facts", {}).get("consent") if events else None,
+        "pooled": pooled_by_consent(record, events),
         "leaves": what_leaves(name, config, folder),
         "bytes": {key: record.summary.get(key) for key in ("bytes_up", "bytes_down")},
         "networked": networked,
@@ -258,6 +259,13 @@ def record_facts(folder: Path, trust: Trust = distrust) -> dict[str, Any]:
             "trail": events[-1]["hash"] if events else None,
         },
     }
+
+
+def pooled_by_consent(record: Record, events: list[dict[str, Any]]) -> Any:
+    """What a run records of data that were pooled by consent: in its summary, or else when it began."""
+    if not events:
+        return None
+    return record.summary.get("consent") or events[0].get("facts", {}).get("consent")
 
 
 def what_leaves(recipe: str, config: Any, folder: Path) -> dict[str, Any]:
@@ -322,24 +330,27 @@ def heading(facts: Mapping[str, Any], w: Words) -> Iterable[str]:
 def sections(facts: Mapping[str, Any], w: Words) -> Iterable[str]:
     """A section for each item that the articles require."""
     blank = w["blank"]
+    abroad = f"{w['abroad']}: {blank}"
+    if not facts["networked"]:
+        abroad += in_brackets(w["simulated"])
     content = {
         "responsible": [f"{w[who]}: {blank}" for who in ("controller", "operator", "officer")],
         "purpose": [
             f"{w['stated']}: {blank}",
             f"{w['basis']}: {blank}",
-            f"{w['recipe']}: `{facts['recipe']}`" + (f" ({facts['about']})" if facts["about"] else ""),
+            f"{w['recipe']}: `{facts['recipe']}`{in_brackets(facts['about'])}",
         ],
         "subjects": subjects(facts, w),
         "leaves": leaves(facts["leaves"], facts["bytes"], w),
         "recipients": [
             f"{w['server']}: {blank}",
             w["model_goes"],
-            f"{w['abroad']}: {blank}" + ("" if facts["networked"] else f" ({w['simulated']})"),
+            abroad,
         ],
         "retention": retention(facts["kept"], w),
         "measures": measures(facts, w),
         "withdrawals": withdrawn(facts["withdrawn"], w),
-        "digests": [f"{w[key]}: `{value}`" if value else f"{w[key]}: –" for key, value in facts["digests"].items()],
+        "digests": [f"{w[key]}: {in_code(value)}" for key, value in facts["digests"].items()],
     }
     for name, lines in content.items():
         yield ""
@@ -348,15 +359,32 @@ def sections(facts: Mapping[str, Any], w: Words) -> Iterable[str]:
         yield from (f"- {line}" for line in lines)
 
 
+def in_brackets(text: str | None) -> str:
+    """A text as an addition to a line; nothing if there is none."""
+    if text:
+        return f" ({text})"
+    return ""
+
+
+def in_code(text: str | None) -> str:
+    """A text as code in Markdown; a dash if there is none."""
+    if text:
+        return f"`{text}`"
+    return "–"
+
+
 def subjects(facts: Mapping[str, Any], w: Words) -> list[str]:
     """Data subjects, and categories of data."""
     people = facts["subjects"]
     data = facts["data"]
     pooled = facts["pooled"]
-    kind = w[people["kind"]] if people["kind"] else f"{w['blank']} ({w['client_is']})"
+    kind = w["blank"] + in_brackets(w["client_is"])
+    if people["kind"]:
+        kind = w[people["kind"]]
     lines = [f"{w['subjects_are']}: {kind}", w["clients"].format(**people)]
-    source = f" (`{data['source']}`)" if data["source"] else ""
-    lines.append(f"{w['which']}: {w[data['kind']] if data['kind'] else w['blank']}{source}")
+    lines.append(f"{w['which']}: {w[data['kind'] or 'blank']}")
+    if data["source"]:
+        lines[-1] += in_brackets(in_code(data["source"]))
     lines.append(f"{w['sensitive']}: {w['blank']}")
     if pooled:
         lines.append(w["pooled"].format(**pooled))
@@ -393,15 +421,21 @@ def measures(facts: Mapping[str, Any], w: Words) -> list[str]:
     lines = []
     for kind, part in facts["measures"].items():
         own = ", ".join(f"{k}={v}" for k, v in part.items() if k != "name")
-        lines.append(f"{w[kind]}: `{part['name']}`" + (f" ({own})" if own else ""))
+        lines.append(f"{w[kind]}: `{part['name']}`{in_brackets(own)}")
     if facts["spent"]:
         spent = ", ".join(f"{k}={v}" for k, v in facts["spent"].items())
         lines.append(f"{w['spent']}: {spent}")
     if facts["download"]:
         lines.append(f"{w['download']}: `{facts['download']}`")
-    whole = w["whole"] if not facts["trail"]["faults"] else w["altered"].format(faults=len(facts["trail"]["faults"]))
+    faults = facts["trail"]["faults"]
+    whole = w["whole"]
+    if faults:
+        whole = w["altered"].format(faults=len(faults))
     lines.append(w["trail_is"].format(events=facts["trail"]["events"], whole=whole))
-    lines.append(f"{w['transport']}: {w['blank'] if facts['networked'] else w['simulated']}")
+    transport = w["simulated"]
+    if facts["networked"]:
+        transport = w["blank"]
+    lines.append(f"{w['transport']}: {transport}")
     lines.append(f"{w['access']}: {w['blank']}")
     return lines
 

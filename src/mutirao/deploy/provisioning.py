@@ -103,15 +103,22 @@ def create_site(
     defaults, or those in `sets`.
     """
     node = Node(folder.resolve(), name, superlink, client, task=task)
-    place = str(Path(data).expanduser().resolve()) if data else ""
-    policy = policy_for(recipes, [*sets, *([("data", place)] if data else [])])
+    place = ""
+    agreed = list(sets)
+    if data:
+        place = str(Path(data).expanduser().resolve())
+        agreed.append(("data", place))
+    policy = policy_for(recipes, agreed)
     if data:
         policy = policy.replace(DATA_LINE, f"data = {toml_string(place)}", 1)
     with new_folder(node.folder):
         keys.create_node_key(node.key, node.public_key, client or name)
         if ca is not None:
-            keys.write_new(node.ca, ca.read_bytes() if isinstance(ca, Path) else ca)
-            keys.read_certificate(node.ca)  # a clear word now rather than at the first connection
+            if isinstance(ca, Path):
+                ca = ca.read_bytes()
+            keys.write_new(node.ca, ca)
+            # A file that is no certificate fails here rather than at the first connection.
+            keys.read_certificate(node.ca)
         keys.write_new(node.policy_file, policy.encode())
         write_whole(node.folder / "compose.yaml", compose_text([node]))
         save_place(node)
@@ -130,7 +137,7 @@ def store_key(folder: Path, public_key: Path, name: str = "", client: str = "") 
 
 
 def check_key(folder: Path, public_key: Path, name: str = "", client: str = "") -> tuple[Path, str]:
-    """Where `take_key` would keep a key, and as which client; ConfigError if it would refuse it. Changes nothing."""
+    """Where `store_key` would keep a key, and as which client; ConfigError if it would refuse it. Changes nothing."""
     server = load_server(folder)
     keys.public_key_pem(public_key)
     kept = server.key_of(name or public_key.stem)
@@ -164,25 +171,41 @@ def new_folder(folder: Path) -> Iterator[None]:
     """Fill a folder that is new or holds nothing of ours; what was begun and failed is taken away again."""
     if (folder / FILE).exists():
         raise ConfigError(f"{folder / FILE} {NEVER_REPLACED}")
-    before = set(folder.iterdir()) if folder.is_dir() else None
+    is_new = not folder.is_dir()
+    before: set[Path] = set()
+    if not is_new:
+        before = set(folder.iterdir())
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if before is None:
+        if is_new:
             folder.chmod(0o700)
         yield
     except BaseException:
-        for made in set(folder.iterdir()) - (before or set()) if folder.is_dir() else ():
-            shutil.rmtree(made) if made.is_dir() else made.unlink()
-        if before is None:
+        # An interrupt, too, must not leave keys behind: they are never replaced, so that a second try would be refused.
+        remove_all_but(before, folder)
+        if is_new:
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise
 
 
+def remove_all_but(kept: set[Path], folder: Path) -> None:
+    """Remove what is in a folder, except for these files and folders."""
+    if not folder.is_dir():
+        return
+    for made in set(folder.iterdir()) - kept:
+        if made.is_dir():
+            shutil.rmtree(made)
+        else:
+            made.unlink()
+
+
 def own_host_names() -> tuple[str, ...]:
     """The probable names and address of this machine for others."""
     found = [socket.getfqdn(), socket.gethostname()]
+    # Connecting a UDP socket sends nothing, and finds the address that this machine would send from. 192.0.2.1 is
+    # reserved for documentation.
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        s.connect(("192.0.2.1", 9))  # sends nothing: it only finds the address that would be used
+        s.connect(("192.0.2.1", 9))
         found.append(s.getsockname()[0])
     return tuple(dict.fromkeys(h for h in found if h and h not in keys.LOOPBACK and not h.startswith("localhost")))

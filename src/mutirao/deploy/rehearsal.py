@@ -61,7 +61,10 @@ class Rehearsal:
     def note(self, text: str, holds: bool) -> None:
         """Something that must hold."""
         self.findings[text] = holds
-        self.say(f"{'ok' if holds else 'FAIL':>8}  {text}")
+        verdict = "ok"
+        if not holds:
+            verdict = "FAIL"
+        self.say(f"{verdict:>8}  {text}")
 
     def report(self, **more: Any) -> dict[str, Any]:
         """All of it, for machines."""
@@ -78,7 +81,7 @@ def rehearse(
     sets: Sequence[tuple[str, Scalar]] = (),
     say: Say = print,
 ) -> dict[str, Any]:
-    """Found a server and sites in `folder`, connect them, train, compare with the same run in process, end all.
+    """Create a server and sites in `folder`, connect them, train, compare with the same run in process, end all.
 
     The report is returned and written to `rehearsal.json`; `ok` in it says whether all that must hold does.
     """
@@ -91,7 +94,8 @@ def rehearse(
     try:
         with made.step(f"a server and {sites} sites: authority, certificate, keys, policies; the SuperLink is up"):
             server = create_server(folder / "server", ["localhost"], port=free_port(), host="127.0.0.1")
-            with ThreadPoolExecutor(1) as pool:  # it starts while torch is imported
+            # The SuperLink starts while this process imports torch for the recipe.
+            with ThreadPoolExecutor(1) as pool:
                 starting = pool.submit(lambda: running.append(start_superlink(server.folder)))
                 nodes = create_sites(folder, server, client_names(recipe, settings), recipe, settings)
                 starting.result()
@@ -190,6 +194,7 @@ def trusts(server: Server, ca: Path) -> bool:
     try:
         server_info(server.here, ca, direct=True)
     except (OSError, ValueError) as error:
+        # urllib wraps the error of a connection; a wrong authority must not be confused with a server that is away.
         if not isinstance(getattr(error, "reason", error), ssl.SSLCertVerificationError):
             raise MutiraoError(f"the SuperLink does not answer: {error}") from error
         return False

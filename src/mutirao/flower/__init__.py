@@ -8,7 +8,8 @@ import os
 
 from mutirao.errors import ConfigError
 
-os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # flwr reads it once, when it is imported
+# Set before the imports below: flwr reads it once, when it is imported.
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 try:
     from mutirao.flower.flower_fleet import FlowerFleet
     from mutirao.flower.strategy import Strategy, errors_on

@@ -130,8 +130,9 @@ class AsyncRequests(Generic[T]):
             while self.come and sum(isinstance(one, Reply) for one in found.values()) < self.buffer:
                 client, outcome = self.come.popleft()
                 found[client] = outcome
+            # Ends before the next clients begin: they get the model that is made of these replies.
             if sum(isinstance(one, Reply) for one in found.values()) >= self.buffer or not self.clients():
-                break  # before the next begin: they get the model that is made of these
+                break
             self._send()
             if not self._look():
                 self.closed.wait(self.mailbox.pause(time.monotonic() - began))
@@ -149,13 +150,16 @@ class AsyncRequests(Generic[T]):
         """Take in what has come, and what is too late; whether there was anything."""
         found: dict[str, T | Failure] = {}
         for message_id, answer in self.mailbox.look():
-            found[message_id] = Failure("twice", "answered more than once") if message_id in found else answer
+            if message_id in found:
+                answer = Failure("twice", "answered more than once")
+            found[message_id] = answer
         now = time.monotonic()
         for message_id, one in self.sent.items():
             if message_id not in found and now - one.at > self.timeout:
                 found[message_id] = Failure("late", "no answer in time")
                 self.mailbox.forget(message_id)
         known = [(self.sent.pop(i), answer) for i, answer in found.items() if i in self.sent]
-        known.sort(key=lambda pair: (pair[0].at, pair[0].client))  # of those there at once, who was asked first
+        # The order in which a look finds answers is by chance: the earliest request comes first.
+        known.sort(key=lambda pair: (pair[0].at, pair[0].client))
         self.come += [(one.client, self.check(one, answer)) for one, answer in known]
         return bool(known)

@@ -42,7 +42,9 @@ def config_for(config: Mapping[str, Scalar]) -> dict[str, Any]:
 def flower_message(request: Request, arrays: ArrayRecord, node: int, **about: Any) -> Message:
     """A request as a stock ClientApp understands it; ConfigError for one that it cannot answer."""
     if request.do not in TYPES or request.extras:
-        what = f"{request.do!r}" if request.do not in TYPES else "arrays beside the model"
+        what = "arrays beside the model"
+        if request.do not in TYPES:
+            what = repr(request.do)
         raise ConfigError(f"Flower's own ClientApps answer 'train' and 'evaluate' with a model alone, not {what}")
     content = RecordDict({"arrays": arrays, "config": ConfigRecord(config_for(request.config))})
     return Message(content, node, TYPES[request.do], **about)
@@ -70,9 +72,14 @@ def flower_request_in(message: Message, seed: int) -> Request:
 
 def flower_reply(reply: Reply, request: Request) -> RecordDict:
     """A reply as a stock Strategy understands it: one ArrayRecord and no more, unless it has asked for extras."""
-    content: dict[str, Any] = {"arrays": pack(reply.arrays)} if reply.arrays else {}
+    content: dict[str, Any] = {}
+    if reply.arrays:
+        content["arrays"] = pack(reply.arrays)
     content["metrics"] = MetricRecord({**{k: float(v) for k, v in reply.metrics.items()}, COUNT: int(reply.n)})
-    return RecordDict(content | ({EXTRAS: pack(reply.extras)} if reply.extras and required_extras(request) else {}))
+    # Flower's own strategies refuse replies with more than one ArrayRecord.
+    if reply.extras and required_extras(request):
+        content[EXTRAS] = pack(reply.extras)
+    return RecordDict(content)
 
 
 def flower_reply_in(message: Message, node: int, wanted: Collection[str] = (), key: str = COUNT) -> Reply | Failure:
@@ -103,7 +110,10 @@ def read(content: RecordDict, key: str) -> Reply:
     if isinstance(more := content.get(EXTRAS), ArrayRecord):
         extras |= unpack(more)
     metrics = {k: float(v) for k, v in values.items() if not isinstance(v, list)}
-    return Reply(unpack(models[0]) if models else {}, errors_in(extras), metrics, int(n))
+    arrays: Arrays = {}
+    if models:
+        arrays = unpack(models[0])
+    return Reply(arrays, errors_in(extras), metrics, int(n))
 
 
 def errors_in(extras: Arrays) -> Arrays:

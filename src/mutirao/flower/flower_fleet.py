@@ -171,11 +171,15 @@ class FlowerFleet(Fleet):
         """Push the requests; what is on its way by the number of its message, and who cannot be reached."""
         messages: dict[ClientId, Message] = {}
         failed: dict[ClientId, Failure] = {}
-        records: dict[int, ArrayRecord] = {}  # a round sends one model to all: it is packed once
+        # A round sends one model to all clients: it is packed once, known by its identity.
+        records: dict[int, ArrayRecord] = {}
+        as_record = pack_together
+        if self.plain:
+            as_record = pack
 
         def pack_once(arrays: Arrays) -> ArrayRecord:
             if id(arrays) not in records:
-                records[id(arrays)] = (pack if self.plain else pack_together)(arrays)
+                records[id(arrays)] = as_record(arrays)
             return records[id(arrays)]
 
         for client, request in sorted(requests.items()):
@@ -194,7 +198,8 @@ class FlowerFleet(Fleet):
         sent: dict[str, SentRequest] = {}
         for client, message in messages.items():
             about = message.metadata
-            if about.message_id in taken:  # what was sent is not needed any more: a model may be large
+            if about.message_id in taken:
+                # A model may be large, and is not needed any more once it was sent.
                 sent[about.message_id] = SentRequest(client, about.dst_node_id, replace(requests[client], arrays={}))
             else:
                 failed[client] = Failure("gone", "the SuperLink did not take the message")
@@ -239,7 +244,8 @@ class FlowerFleet(Fleet):
                 passed = time.monotonic() - began
                 if passed >= seconds:
                     return
-                self._closed.wait(min(mailbox.pause(passed), seconds - passed) if mailbox.waiting else 0)
+                if mailbox.waiting:
+                    self._closed.wait(min(mailbox.pause(passed), seconds - passed))
         finally:
             mailbox.close()
 
@@ -256,12 +262,15 @@ class FlowerFleet(Fleet):
         earlier = {i: n for i, n in self._asked.items() if n not in due}
         first = [n for n in due if n not in self._again]
         questions = [Message(RecordDict(), n, NAME_QUERY, ttl=NAME_TIMEOUT + CLOCK_TOLERANCE) for n in due]
-        taken = set(self.grid.push_messages(questions)) if questions else set()
+        taken: set[str] = set()
+        if questions:
+            taken = set(self.grid.push_messages(questions))
         self._again |= dict.fromkeys(due, now + NAME_TIMEOUT)
         new = {q.metadata.message_id: n for q, n in zip(questions, due, strict=True) if q.metadata.message_id in taken}
         self._asked = earlier | new
         self._hear_names([i for i, n in new.items() if n in first], self.greet)
-        self._hear_names(list(self._asked), 0)  # those who took longer than a call of clients() may
+        # The others took longer than one call of clients() may wait: their answers are taken without waiting.
+        self._hear_names(list(self._asked), 0)
 
     def _hear_names(self, ids: list[str], seconds: float) -> None:
         for message_id, answer in self._listen(ids, seconds, lambda _, answer: answer):
@@ -273,8 +282,9 @@ class FlowerFleet(Fleet):
                 self._claims[node] = name
                 continue
             self._again[node] = time.monotonic() + RETRY_AFTER_ERROR
+            # A node with an unusable name is refused for as long as it stays; other failures may pass.
             if name.kind == "malformed":
-                self._claims[node] = None  # refused for as long as it stays; other troubles may pass
+                self._claims[node] = None
             self._warn([node], f"node {node_tag(node)} is no client until it declares its name: {name}")
 
     def _settle_names(self) -> None:

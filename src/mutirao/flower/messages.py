@@ -39,6 +39,7 @@ def serialize(arrays: Arrays) -> FlowerArray:
     table: list[list[Any]] = []
     parts: list[Any] = [b"", b""]
     for name, value in arrays.items():
+        # An array in Fortran's order travels transposed: its bytes stay as they are, and so does its order.
         turned = not value.flags.c_contiguous and value.flags.f_contiguous
         plain = np.asarray(value.T if turned else value, order="C")
         if plain.dtype.kind not in NUMBERS:
@@ -71,7 +72,10 @@ def deserialize(parcel: FlowerArray) -> Arrays:
     for name, dtype, shape, turned in table:
         count = math.prod(shape)
         try:
-            arrays[name] = array_at(data, at, dtype, shape, turned) if count else np.empty(shape, dtype)
+            if count:
+                arrays[name] = array_at(data, at, dtype, shape, turned)
+            else:
+                arrays[name] = np.empty(shape, dtype)
         except ValueError as error:  # one without numbers may still claim to be too large
             raise MalformedError(f"{name[:80]!r} has no shape that an array can have") from error
         at += count * dtype.itemsize
@@ -82,6 +86,7 @@ def array_entry(name: Any, descr: Any, shape: Any, turned: Any) -> tuple[str, np
     """One line of the table, if it can be one."""
     if not isinstance(name, str) or not isinstance(descr, str) or len(shape) > MOST_DIMENSIONS:
         raise MalformedError("the table of a bundle names no array")
+    # By type: for isinstance, True is an int as well.
     if not all(type(length) is int and 0 <= length < 2**48 for length in shape):
         raise MalformedError(f"{name[:80]!r} has no shape that an array can have")
     dtype = np.dtype(descr)
@@ -132,7 +137,11 @@ def unpack(record: ArrayRecord) -> Arrays:
     """The arrays of a record; MalformedError if one is not what it says it is."""
     arrays: Arrays = {}
     for name, parcel in record.items():
-        found = deserialize(parcel) if parcel.stype == STYPE else {name: unpack_one(name[:80], parcel)}
+        found: Arrays = {}
+        if parcel.stype == STYPE:
+            found = deserialize(parcel)
+        else:
+            found[name] = unpack_one(name[:80], parcel)
         if not arrays.keys().isdisjoint(found):
             raise MalformedError("two arrays of one name")
         arrays |= found
@@ -178,20 +187,24 @@ def request_in(message: Message) -> Request:
     content = message.content
     config: dict[str, Any] = dict(record_of(content, "config", ConfigRecord))
     do = str(record_of(content, "request", ConfigRecord)["do"])
-    extras = unpack(record_of(content, "extras", ArrayRecord)) if "extras" in content else {}
-    return Request(do, unpack(record_of(content, "arrays", ArrayRecord)), config, extras)
+    return Request(do, unpack(record_of(content, "arrays", ArrayRecord)), config, extras_in(content))
+
+
+def extras_in(content: RecordDict) -> Arrays:
+    """The extras of a request or of a reply; both may have none."""
+    if "extras" in content:
+        return unpack(record_of(content, "extras", ArrayRecord))
+    return {}
 
 
 def reply_content(reply: Reply) -> RecordDict:
     """All that leaves a client."""
-    return RecordDict(
-        {
-            "arrays": pack_together(reply.arrays),
-            **({"extras": pack_together(reply.extras)} if reply.extras else {}),
-            "metrics": MetricRecord({k: float(v) for k, v in reply.metrics.items()}),
-            "count": MetricRecord({"n": int(reply.n)}),
-        }
-    )
+    content: dict[str, Any] = {"arrays": pack_together(reply.arrays)}
+    if reply.extras:
+        content["extras"] = pack_together(reply.extras)
+    content["metrics"] = MetricRecord({k: float(v) for k, v in reply.metrics.items()})
+    content["count"] = MetricRecord({"n": int(reply.n)})
+    return RecordDict(content)
 
 
 def reply_in(message: Message, node: int) -> Reply | Failure:
@@ -208,7 +221,7 @@ def reply_in(message: Message, node: int) -> Reply | Failure:
             raise MalformedError("a metric is a list, not a number")
         return Reply(
             unpack(record_of(content, "arrays", ArrayRecord)),
-            unpack(record_of(content, "extras", ArrayRecord)) if "extras" in content else {},
+            extras_in(content),
             {k: float(v) for k, v in metrics.items() if not isinstance(v, list)},
             n,
         )
@@ -240,7 +253,9 @@ def name_in(message: Message, node: int) -> ClientId | Failure:
 
 def audit_head_in(message: Message, record: str) -> dict[str, Scalar]:
     """Where the other side's audit trail stands, as a message says; empty if it says nothing sound."""
-    found = message.content.get(record) if message.has_content() else None
+    if not message.has_content():
+        return {}
+    found = message.content.get(record)
     if not isinstance(found, ConfigRecord):
         return {}
     seq = found.get("seq")
@@ -264,7 +279,8 @@ def error_in_agreed_digests(message: Message, request: Request) -> Failure | Non
 
 def failure_in(message: Message, node: int) -> Failure | None:
     """Why a message is not the answer of that node's client code, if so."""
-    if message.has_error():  # first: errors of a lost node come from the SuperLink itself
+    # Before the sender is checked: the error of a lost node comes from the SuperLink itself.
+    if message.has_error():
         code = message.error.code
         kind = "raised"
         if code in UNREACHABLE:

@@ -106,10 +106,11 @@ class Strategy(FlowerStrategy):
         for name, share in {"fraction_train": fraction_train, "fraction_evaluate": fraction_evaluate}.items():
             if not 0 <= share <= 1:
                 raise ConfigError(f"{name} is {share!r}, but must be from 0 to 1")
+        selector: AnySelector = NodeFraction(fraction_train, min_train_nodes)
+        if select is not None:
+            selector = make_part("select", select, count=min_train_nodes)
         self.group = Group(
-            NodeFraction(fraction_train, min_train_nodes)
-            if select is None
-            else make_part("select", select, count=min_train_nodes),
+            selector,
             make_part("aggregate", aggregate),
             filters=[make_part("screen", one) for one in filters],
             size_cap=size_cap,
@@ -142,7 +143,9 @@ class Strategy(FlowerStrategy):
     def wanted(self) -> set[str]:
         """What each reply must hold besides a model and the number of samples."""
         needed = names_of(self.group.needs, "metrics") | names_of(self.group.needs, "extras")
-        return needed - ({ERRORS} if self.errors else set())
+        if self.errors:
+            return needed - {ERRORS}
+        return needed
 
     def summary(self) -> None:
         """Log what the strategy is made of."""
@@ -166,9 +169,8 @@ class Strategy(FlowerStrategy):
         wait_for_clients(run.roster, Nodes(grid), max(1, self.min_available_nodes, self.min_train_nodes), self.patience)
         self.chosen = select_clients(run, self.group, 1)
         run.roster.sent(server_round, self.chosen)
-        method = config_for(
-            {"round": server_round, **request_config(self.group.needs)}
-        )  # as it must be, whatever the app says
+        # After the app's own settings, which must not change what the parts need.
+        method = config_for({"round": server_round, **request_config(self.group.needs)})
         asked: dict[str, Any] = {}
         if wanted := sorted(self.wanted - USUAL):
             asked["extras"] = ",".join(wanted)
@@ -185,7 +187,8 @@ class Strategy(FlowerStrategy):
         cohort = self.group
         answers = self.read(self.chosen, replies, self.wanted)
         self.refuse_if_no_client_sends(answers)
-        if self.errors is not None:  # only of models that are whole
+        # Broken models are set aside first: `errors` is the user's code, and expects whole ones.
+        if self.errors is not None:
             answers = with_errors(set_aside(answers, faults(run.arrays, answers.replies)), self.errors)
         result = check_answers(run, cohort, 1, self.chosen, answers, self.patience.min_replies)
         rows = client_rows(run, result, is_single=True)  # this also logs clients without a usable reply
@@ -197,6 +200,7 @@ class Strategy(FlowerStrategy):
                 raise why
             log.warning("round %d: the model stays as it is: %s", server_round, why)
             return None, None
+        # A copy: if the merge fails, the run keeps the memory of the last round.
         memory = dict(run.memory)
         merged = aggregate(run, result, memory)
         found = client_figures(run, result, merged)
@@ -250,7 +254,9 @@ class Strategy(FlowerStrategy):
         if answers.replies or not lacking or not self.wanted:
             return
         part = next(p for p in self.group.parts if names_of(p.needs, "metrics") | names_of(p.needs, "extras"))
-        also = ", or give the strategy errors=" if ERRORS in self.wanted else ""
+        also = ""
+        if ERRORS in self.wanted:
+            also = ", or give the strategy errors="
         raise ConfigError(
             f"{part!r} needs {', '.join(sorted(self.wanted))} from the clients, who send none: "
             f"add it to the MetricRecord of the ClientApp{also}"

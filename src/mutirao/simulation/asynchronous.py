@@ -25,7 +25,7 @@ STALENESS = "staleness"
 
 
 class AsynchronousFleet(Wrapper):
-    """A fleet whose rounds end with the first `buffer` replies of the `at_once` clients that are training.
+    """A fleet with rounds that end with the first `buffer` replies of the `at_once` clients that are training.
 
     Clients that are training cannot be selected. With `rebases` False replies stay the models they are. The models that
     clients began with are kept in the run's memory if `keeps`: a simulation resumes with them, but remote clients of a
@@ -75,9 +75,11 @@ class AsynchronousFleet(Wrapper):
             return self.fleet.ask(requests)
         now = self.run.round
         names = sorted(requests)
+        # In the order of names the same clients would always begin first, and reply first.
         order = rng(self.run.seed, now + 1, "turns").permutation(len(names))
         self._began |= dict.fromkeys(names, now)
-        self._models |= {now: next(iter(requests.values())).arrays} if requests else {}
+        if requests:
+            self._models[now] = next(iter(requests.values())).arrays
         answers = self.fleet.ask({names[i]: requests[names[i]] for i in order})
         replies = {c: self._dated(c, reply) for c, reply in answers.replies.items()}
         awaited = self.fleet.awaited()
@@ -95,7 +97,9 @@ class AsynchronousFleet(Wrapper):
         staleness = self.run.round - began
         if fault(start, reply) is not None:
             return reply
-        arrays = rebase(start, reply.arrays, self.run.arrays) if staleness and self.rebases else reply.arrays
+        arrays = reply.arrays
+        if staleness and self.rebases:
+            arrays = rebase(start, reply.arrays, self.run.arrays)
         return replace(reply, arrays=arrays, metrics={**reply.metrics, STALENESS: float(staleness)})
 
 
@@ -142,6 +146,7 @@ def rebase(start: Arrays, end: Arrays, current: Arrays) -> Arrays:
         theirs = np.asarray(end[name])
         if kind == "b":
             return theirs
+        # Exact: float64 cannot hold every integer of 64 bits.
         if kind in "iu":
             return np.asarray(x + (theirs - start[name]), x.dtype)
         wide = np.complex128 if kind == "c" else np.float64

@@ -68,7 +68,7 @@ class Markov:
 class Daily:
     """By time of day: each client is available for a `share` of a day of `period` steps, always at the same time.
 
-    When its day began is drawn once, within `spread` of a day: 1.0 is all around the globe, 0.0 one time zone.
+    When its day began is sampled once, within `spread` of a day: 1.0 is all around the globe, 0.0 one time zone.
 
     >>> day = Daily(period=8, share=0.25, spread=0.0)
     >>> [int(day(["ana"], hour, None, seed=0)[0]) for hour in range(1, 17)]
@@ -124,7 +124,9 @@ def read_schedule(file: str) -> dict[ClientId, list[tuple[int, int]]]:
 def check_names(file: str, named: Collection[ClientId], clients: Sequence[ClientId]) -> None:
     """Refuse a schedule that names none of the clients; warn of unknown names, which may join later or be excluded."""
     others = sorted(set(named) - set(clients))
-    few = ", ".join(others[:5]) + (", ..." if len(others) > 5 else "")
+    few = ", ".join(others[:5])
+    if len(others) > 5:
+        few += ", ..."
     if others and len(others) == len(named):
         raise ConfigError(f"available.file: {file} names {few}, but clients are called {', '.join(clients[:3])}, ...")
     if others:
@@ -135,15 +137,17 @@ def next_available(
     available: Availability, names: Sequence[ClientId], time: int, before: Mask | None, seed: int
 ) -> tuple[Mask, int]:
     """The clients present at the first time, from `time` on, at which any is; and that time."""
+    mask = np.zeros(len(names), np.bool_)
     for now in range(time, time + LONGEST):
-        before = available(names, now, before, seed)
-        if before.any():
+        mask = available(names, now, before, seed)
+        before = mask
+        if mask.any():
             break
-    return np.zeros(len(names), np.bool_) if before is None else before, now
+    return mask, now
 
 
 class Churn(Wrapper):
-    """A fleet whose clients are absent at times, as `available` says; mask and time are kept in the run's memory.
+    """A fleet with clients that are absent at times, as `available` says; mask and time are kept in the run's memory.
 
     >>> import numpy as np
     >>> from mutirao import LocalFleet, Reply
@@ -172,7 +176,8 @@ class Churn(Wrapper):
             self._round = number
             self._all = names
             self._here = [names[i] for i in np.flatnonzero(mask)]
-            self._counts = {n: c for n, c in self._counts.items() if n == number - 1}  # its record may still be due
+            # The record of the round before may still be due.
+            self._counts = {n: c for n, c in self._counts.items() if n == number - 1}
             self._counts[number] = len(self._here), waited
         return self._here
 
@@ -180,7 +185,10 @@ class Churn(Wrapper):
         """The mask of a round and the time steps waited for it; resuming does not sample it again."""
         memory = self.run.memory
         before = memory.get(MEMORY)
-        known = None if before is None or len(before) != len(names) else before.astype(np.bool_)
+        # If clients have joined or left for good, the mask is of other names: presence is sampled afresh.
+        known: Mask | None = None
+        if before is not None and len(before) == len(names):
+            known = before.astype(np.bool_)
         looked, waited = map(int, memory.get(LOOKED, (-1, 0)))
         if known is not None and looked == number:
             return known, waited

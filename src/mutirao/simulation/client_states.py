@@ -115,6 +115,7 @@ class ClientStates(MutableMapping[ClientId, Arrays]):
         self._stored.update(places)
         self.changed.clear()
         self._spilled = 0
+        # Each state in this file has changed, and so it has a place in another one now.
         (self.home / NOW).unlink(missing_ok=True)
 
     def adopt(self, stored: dict[ClientId, StateFile]) -> None:
@@ -132,11 +133,13 @@ class ClientStates(MutableMapping[ClientId, Arrays]):
     def _load(self, client: ClientId, state: Arrays) -> None:
         self._loaded[client] = state
         self._in_memory += nbytes(state)
+        # The last one stays, even if it alone takes more: it is in use.
         while self.many and self._in_memory > self.most and len(self._loaded) > 1:
             self._spill(*self._loaded.popitem(last=False))
 
     def _spill(self, client: ClientId, state: Arrays) -> None:
         self._in_memory -= nbytes(state)
+        # Arrays of this round alone, such as secrets, are never written to disk.
         if now := {k: v for k, v in state.items() if k.startswith(FLEETING)}:
             self._now[client] = now
         if client not in self._stored:

@@ -65,8 +65,9 @@ class PendingRequests:
         by_client = {request.client: request for request in outcomes}
         for client, request in requests.items():
             outcome = by_client[client].outcome
-            wrong = fault(request.arrays, outcome) if isinstance(outcome, Reply) else None
-            self.pending[client] = replace(by_client[client], outcome=wrong or outcome)
+            if isinstance(outcome, Reply):
+                outcome = fault(request.arrays, outcome) or outcome
+            self.pending[client] = replace(by_client[client], outcome=outcome)
 
     def take_finished(self) -> list[PendingRequest]:
         """Advance the clock until `buffer` replies have arrived or none is pending; what arrived, in order of time."""
@@ -101,6 +102,7 @@ def write_pending(clock: float, pending: Mapping[ClientId, PendingRequest]) -> A
     lines = []
     for i, (client, request) in enumerate(pending.items()):
         line = {"client": client, "seconds": request.seconds, "joules": request.joules}
+        # JSON has no infinity, which stands for a client in the queue.
         line["arrives"] = request.arrives if math.isfinite(request.arrives) else None
         outcome = request.outcome
         if isinstance(outcome, Failure):
@@ -134,7 +136,7 @@ def read_pending(memory: Arrays) -> tuple[float, dict[ClientId, PendingRequest]]
 
 
 def arrays_under(memory: Arrays, prefix: str) -> Arrays:
-    """The arrays whose names begin with a prefix, without it."""
+    """The arrays with names that begin with a prefix, without the prefix."""
     return {k.removeprefix(prefix): v for k, v in memory.items() if k.startswith(prefix)}
 
 
@@ -201,7 +203,10 @@ class TimedFleet(Wrapper):
             if len(answers.replies) >= wanted:
                 answers, costs = take_first(answers, costs, wanted)
                 gone = set()  # the round ends before anyone misses them
-        missing = self.deadline if gone and math.isfinite(self.deadline) else 0.0
+        # The server cannot know that a client dropped out: it waits for it until the deadline.
+        missing = 0.0
+        if gone and math.isfinite(self.deadline):
+            missing = self.deadline
         longest = max((seconds for c, (seconds, _) in costs.items() if c not in gone), default=0.0)
         self._seconds += max(longest, missing)
         if self._pending is not None:
@@ -228,6 +233,7 @@ class TimedFleet(Wrapper):
         d = self.devices(roster)
         self._requests_made += 1
         draw = rng(self.run.seed, self.run.round + 1, f"devices {self._requests_made}")
+        # One number for each client of the roster: its fate does not depend on which others are asked.
         lost = draw.random(len(roster))
         jitter = np.exp(self.jitter * draw.standard_normal(len(roster)))
         rows = {c: roster.row(c) for c in sorted(requests)}
@@ -261,13 +267,16 @@ class TimedFleet(Wrapper):
 
     def load(self, request: Request, reply: Reply | None, row: int) -> tuple[float, float, float]:
         """Samples to train on, bytes down and bytes up; a client that never replied is taken to have tried."""
-        n = reply.n if reply is not None else int(self.run.roster.n[row])
+        n = int(self.run.roster.n[row])
+        up = 0
+        if reply is not None:
+            n = reply.n
+            up = bytes_of_replies(Answers({"": reply}, {}))
         passes = FORWARD * n
         if request.do == "train":
             passes = float(request.config.get("epochs", self.epochs)) * n
         elif request.do == "probe":
             passes = FORWARD * min(n, int(request.config.get("probe_samples", n)))
-        up = bytes_of_replies(Answers({"": reply}, {})) if reply is not None else 0
         return passes, nbytes(request.arrays) + nbytes(request.extras), up
 
     def record(self, done: Round) -> None:

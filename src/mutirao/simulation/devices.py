@@ -185,6 +185,7 @@ def rows_by_name(
 ) -> npt.NDArray[np.intp]:
     """The row of each client in a file, or a random one."""
     place = {c: i for i, c in enumerate(known)}
+    # One for each client, needed or not: a client's row does not depend on which others are in the file.
     spare = rng.integers(0, len(known), len(names))
     return np.array([place.get(c, i) for c, i in zip(names, spare.tolist(), strict=True)], np.intp)
 

@@ -1,4 +1,4 @@
-"""Drift: simulated clients whose data change during training, all at once or one after the other.
+"""Drift: the data of simulated clients change during training, all at once or one after the other.
 
 A drift is called as `(client, data, round, context) -> data`, with the data that the client began with and the round.
 It depends on nothing that happened before, so that a resumed run has the same data. `context` has what it
@@ -48,7 +48,7 @@ class DriftContext:
         return {}
 
     def changes(self, drift: "PartialDrift") -> dict[ClientId, DataChange]:
-        """The clients whose data change, and when; computed once."""
+        """The clients with data that change, and when; computed once."""
         if drift not in self._changes:
             self._changes[drift] = drift.changes(self.names, self.seed)
         return self._changes[drift]
@@ -177,7 +177,7 @@ def check_drift(drift: Drift, context: DriftContext) -> None:
 
 
 class DriftHandler:
-    """A handler whose clients have the data of the current round."""
+    """A handler that gives its clients the data of the current round."""
 
     def __init__(self, handler: AnyHandler, drift: Drift, context: DriftContext) -> None:
         self.handler = as_handler(handler)
@@ -198,7 +198,8 @@ class DriftHandler:
     def _many(self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]) -> dict[ClientId, Any]:
         many = self.handler.many
         assert many is not None
-        plain: dict[int, Request] = {}  # clients that share one request go on sharing it
+        # Clients that share one request go on sharing it: handlers know by its identity that it is the same.
+        plain: dict[int, Request] = {}
         for request in requests.values():
             plain.setdefault(id(request), undated(request))
         own = {c: self._site(requests[c], sites[c]) for c in requests}
@@ -255,6 +256,11 @@ def groups_after(
     if not isinstance(drift, Swap | Rename):
         return None
     changed = {c for c in truth if c in context.changes(drift) and drift.has_changed(c, round, context)}
-    if isinstance(drift, Swap):
-        return {c: truth[context.changes(drift)[c].other if c in changed else c] for c in truth}
-    return {c: g + (1 + max(truth.values()) if c in changed else 0) for c, g in truth.items()}
+    after = dict(truth)
+    for client in changed:
+        if isinstance(drift, Swap):
+            after[client] = truth[context.changes(drift)[client].other]
+        else:
+            # With other labels a group becomes a new one, numbered after the first ones.
+            after[client] = truth[client] + 1 + max(truth.values())
+    return after

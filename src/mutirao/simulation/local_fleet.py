@@ -75,9 +75,9 @@ class LocalFleet(Fleet):
         self.states = states
 
     def snapshot(self) -> Arrays:
-        """All sites' states in one dict, for a checkpoint of the simulation; they reach no aggregator.
+        """All sites' states in one dict, for a checkpoint of the simulation; no aggregator gets them.
 
-        There are none in it if they are many: then they are kept where they lodge.
+        There are none in it if they are many: then they stay in the files of their state store.
         """
         if isinstance(self.states, ClientStates) and self.states.many:
             return {}
@@ -114,9 +114,11 @@ class LocalFleet(Fleet):
             with one_thread():
                 replies: Mapping[ClientId, Any] = many(requests, sites)
             return {c: (_sound(r), sites[c].state) for c, r in replies.items() if c in sites}
-        except Damaged:  # a stored state was altered: no client's fault, and the run must not go on from it
+        except Damaged:
+            # A stored state was altered: that is no client's fault, and the run must not go on from it.
             raise
-        except Exception as error:  # asking one by one finds out which client it was
+        except Exception as error:
+            # The clients are asked one by one instead, and only the one that caused this fails.
             log.warning("%d clients could not be asked at once: %s", len(requests), failure_of(error))
             return None
 

@@ -43,6 +43,7 @@ class Bounded:
         """Why a request is not read; nothing if it is."""
         headers = dict(scope["headers"])
         said = headers.get(b"content-length", b"0")
+        # A chunked request states no length: it could go on without end.
         if b"transfer-encoding" in headers or not said.isdigit() or int(said) > MOST:
             return f"this is too long: {MOST} bytes are the most; a site's public key is one line of about 250"
         return ""
@@ -79,10 +80,13 @@ def make_app(place: Server | Node, token: str, hosts: frozenset[str] | None) -> 
 def facts_of(place: Server | Node) -> dict[str, Any]:
     """What the page shows."""
     process = running(place.folder)
-    why = why_not_working(place, process) if process is not None else "it does not run"
+    why = "it does not run"
+    since = ""
+    if process is not None:
+        why = why_not_working(place, process)
+        since = process.since()
     about = {"name": place.name, "folder": str(place.folder), "runs": process is not None, "works": not why, "why": why}
-    about["since"] = process.since() if process is not None else ""
-    return about | overview(place, not why)
+    return about | {"since": since} | overview(place, not why)
 
 
 def add_doors(app: FastAPI, server: Server) -> None:
@@ -97,7 +101,8 @@ def add_doors(app: FastAPI, server: Server) -> None:
         def keep(path: Path) -> dict[str, str]:
             if key_fingerprint(path) != fingerprint:
                 raise ConfigError("this is another key than the one that was shown; look at it again")
-            node_id_of(server, path)  # a clear word, and nothing kept, if the SuperLink is away
+            # Asked first: if the SuperLink does not answer, the error says so, and the key is not stored.
+            node_id_of(server, path)
             admit(server.folder, store_key(server.folder, path, name, client))
             return {}
 
@@ -115,12 +120,13 @@ def with_key(
     server: Server, text: str, name: str, client: str, use: Callable[[Path], dict[str, str]]
 ) -> dict[str, str]:
     """Check a public key that was sent as text, apply `use` to it, and return its name, client and fingerprint."""
-    name = check_name(name.strip()) if name.strip() else "key"
+    name = check_name(name.strip() or "key")
     with tempfile.TemporaryDirectory(prefix="mutirao-") as place:
         path = Path(place) / f"{name}.pub"
         path.write_text(text.strip() + "\n", encoding="utf-8")
         try:
             kept, known = check_key(server.folder, path, name, client.strip())
             return {"name": kept.stem, "client": known, "fingerprint": key_fingerprint(path), **use(path)}
-        except MutiraoError as error:  # without the place where it lay for a moment
+        except MutiraoError as error:
+            # The temporary folder means nothing to the reader of the message.
             raise ConfigError(str(error).replace(f"{place}/", "")) from error

@@ -36,7 +36,10 @@ SHOWN = 50  # lines of each kind
 
 def overview(place: Server | Node, works: bool) -> Facts:
     """What the page of a server or of a site shows; `works`: it answers, or is connected, at this moment."""
-    facts: Facts = clean(server_facts(place, works) if isinstance(place, Server) else node_facts(place))
+    if isinstance(place, Server):
+        facts: Facts = clean(server_facts(place, works))
+    else:
+        facts = clean(node_facts(place))
     return facts
 
 
@@ -97,13 +100,16 @@ def run_folders(root: Path, submitted: Iterable[Path] = ()) -> list[Path]:
     shelf = Shelf(root)
     shelf.walk()
     found = [item.path for item in shelf.items.values() if item.kind == "run"]
+    # A run can be submitted with a folder of its own (`out`), anywhere on the machine.
     others = [path for path in submitted if (path / "config.toml").is_file() and (path / "audit.jsonl").is_file()]
     return list(dict.fromkeys(path.resolve() for path in [*found, *others]))
 
 
 def run_facts(path: Path, root: Path) -> Facts:
     """How a run stands: state, round, when it began and last changed."""
-    name = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+    name = str(path)
+    if path.is_relative_to(root):
+        name = path.relative_to(root).as_posix()
     facts = facts_of_run(path, History(path / "history.csv"))
     chosen = ("recipe", "state", "why", "rounds", "of", "began", "changed")
     return {"name": name, **{key: facts[key] for key in chosen}}
@@ -122,10 +128,13 @@ def read_client_reports(path: Path, mark: Any) -> ClientReports:
     times = {n: str(event.get("time", "")) for event in ends if isinstance(n := event.get("round"), int)}
     table = Columns(path / "clients.csv")
     last: dict[str, Facts] = {}
-    refused: dict[tuple[str, int, str], Facts] = {}  # a round that is tried again is refused again
+    # One line for each rule of a client in a round: a round that is tried again is refused again.
+    refused: dict[tuple[str, int, str], Facts] = {}
     texts = [table.texts(name) for name in ("client", "replied", "failure")]
     for client, replied, failure, number in zip(*texts, table.numbers("round").tolist(), strict=True):
-        at = int(number) if number == number else 0
+        at = 0
+        if number == number:  # not NaN, which stands for an empty cell
+            at = int(number)
         about = {"run": path.name, "round": at, "time": times.get(at, "")}
         if replied == "1":
             last[client] = about
@@ -160,13 +169,13 @@ LOG_LINES = 5000
 def server_facts(server: Server, works: bool) -> Facts:
     """All of it; `works`: whether the SuperLink answers and can be asked who is connected."""
     links = None
-    problem = ""
+    problems: list[str] = []
     if works:
         try:
             links = control_calls.site_connections(server)
         except (OSError, ValueError, MutiraoError) as error:
-            problem = f"the SuperLink does not say who is connected: {error}"
-    trail, faults = check_chain(server.trail) if server.trail.exists() else ([], [])
+            problems.append(f"the SuperLink does not say who is connected: {error}")
+    trail, faults = checked_trail(server.trail)
     outs = [Path(str(event.get("out", ""))) for event in trail if event["event"] == "submitted"]
     runs = run_folders(server.runs, outs)
     reports = [client_reports_in(path) for path in runs]
@@ -178,8 +187,15 @@ def server_facts(server: Server, works: bool) -> Facts:
         "run_folders": sorted((run_facts(path, server.runs) for path in runs), key=by_change, reverse=True)[:SHOWN],
         "refused": refused_facts(server, sites, reports),
         "trail": latest,
-        "problems": [*([problem] if problem else []), *faults],
+        "problems": [*problems, *faults],
     }
+
+
+def checked_trail(trail: Path) -> tuple[list[Facts], list[str]]:
+    """The events of an audit trail, and its faults; a trail that has not begun yet is no fault."""
+    if trail.exists():
+        return check_chain(trail)
+    return [], []
 
 
 def without_hashes(event: Facts) -> Facts:
@@ -202,7 +218,13 @@ def facts_of_site(
     except (OSError, ValueError, ConfigError) as error:
         client = key.stem
         fingerprint = f"cannot be read: {error}"
-    link = (links or {}).get(fingerprint)
+    link = (links or {}).get(fingerprint, control_calls.SiteConnection())
+    # None is not False: without an answer of the SuperLink the page shows neither.
+    admitted: bool | None = None
+    connected: bool | None = None
+    if links is not None:
+        admitted = fingerprint in links
+        connected = link.online
     rounds = [facts for folder in reports if (facts := folder.last.get(client))]
     versions: dict[str, str] = {}
     for folder in reports:
@@ -211,9 +233,9 @@ def facts_of_site(
         "name": key.stem,
         "client": client,
         "key": fingerprint,
-        "admitted": None if links is None else link is not None,
-        "connected": None if links is None else bool(link and link.online),
-        "since": link.since if link else "",
+        "admitted": admitted,
+        "connected": connected,
+        "since": link.since,
         "versions": versions,
         "last_round": max(rounds, key=lambda facts: str(facts["time"]), default=None),
     }
@@ -242,7 +264,9 @@ def refused_in_log(server: Server, names: dict[str, str]) -> list[Facts]:
     """What the SuperLink refused since it was started: a site may only call for what is its own."""
     log = server.logs / f"{server.process}.log"
     found: list[Facts] = []
-    for line in last_lines(log, LOG_LINES) if log.is_file() else []:
+    if not log.is_file():
+        return found
+    for line in last_lines(log, LOG_LINES):
         if match := IN_LOG.search(line):
             about: dict[str, Any] = {
                 "site": names.get(match["key"], match["key"]),
@@ -294,15 +318,18 @@ def requests_in(trail: Path, mark: Any) -> tuple[list[Facts], list[str]]:
 
     A refusal before a request is read (a recipe that is not allowed, a pause) has no `asked` before it.
     """
-    events, faults = check_chain(trail) if trail.exists() else ([], [])
+    events, faults = checked_trail(trail)
     open_ones: dict[tuple[str, ...], Facts] = {}
     found: list[Facts] = []
     for event in events:
         kind = event["event"]
         if kind not in ("asked", *ENDS):
             continue
+        # Requests have no number in the trail: an end belongs to the open request of the same run, kind and round.
         who = tuple(str(event.get(key, "")) for key in ("run", "site", "do", "round"))
-        request = open_ones.pop(who, None) if kind in ENDS else None
+        request = None
+        if kind in ENDS:
+            request = open_ones.pop(who, None)
         if request is None:
             about = {
                 "run": who[0],
@@ -339,8 +366,8 @@ def totals(requests: Iterable[Facts]) -> Facts:
     answers = Counter(request["answer"] for request in every)
     counts = {end: answers[end] for end in ENDS}
     sent = sum(r.get("bytes_out", 0) for r in every)
-    recipe, last = (every[-1]["recipe"], every[-1]["time"]) if every else ("", "")
-    return {"asked": len(every), **counts, "bytes_out": sent, "recipe": recipe, "last": last}
+    latest = next(reversed(every), {"recipe": "", "time": ""})
+    return {"asked": len(every), **counts, "bytes_out": sent, "recipe": latest["recipe"], "last": latest["time"]}
 
 
 def totals_of_run(run: str, requests: Iterable[Facts]) -> Facts:

@@ -80,6 +80,7 @@ class States:
 
     def keep(self, number: int, state: Arrays) -> None:
         """Write the state after a round, and remove those of old rounds and runs."""
+        # Secrets of the current round are in a file of their own, which goes when they are taken.
         now = {k: v for k, v in state.items() if k.startswith(FLEETING)}
         if now:
             save_arrays(self.now, now, {})
@@ -101,6 +102,7 @@ class States:
         """
         mine = self.now.with_name(f"taken.{os.getpid()}.safetensors")
         try:
+            # Of several processes that rename one file, a single one succeeds.
             self.now.replace(mine)
             return load_arrays(mine)[0]
         except FileNotFoundError:
@@ -179,7 +181,8 @@ def handle_message(
     stock = is_flower_message(message)
     check_stock(stock, task)
     request = flower_request_in(message, seed_in(context)) if stock else request_in(message)
-    without_arrays(message)  # Flower keeps the message in memory until the end
+    # Flower keeps the message in memory until the end, with a copy of the model.
+    without_arrays(message)
     number = request.config.get("round")
     began = 0
     do = effective_request(request)
@@ -190,7 +193,8 @@ def handle_message(
     if states is not None and isinstance(number, int):
         began, state = states.before(do, number)
         state |= states.take_fleeting()
-        alone.states.update({name: state} if state else {})
+        if state:
+            alone.states[name] = state
     elif isinstance(kept, ArrayRecord):
         alone.states[name] = unpack(kept)
     answers = alone.ask({name: request})
@@ -203,7 +207,10 @@ def handle_message(
         content[AGREED_RECORD] = ConfigRecord({**found})
     if name in alone.states:
         if states is not None and isinstance(number, int):
-            states.keep(number if do == "train" else began, alone.states[name])
+            # Only training begins a new state; after other requests it still is that of the round they began with.
+            if do != "train":
+                number = began
+            states.keep(number, alone.states[name])
         else:
             context.state[STATE] = pack_together(alone.states[name])
     return content
@@ -229,7 +236,9 @@ def handle_under_policy(
     """
     asked = context.run_config
     by_recipe = task_of is recipe_task
-    recipe = str(asked.get("recipe", "quickstart")) if by_recipe else dotted_path(task_of)
+    recipe = dotted_path(task_of)
+    if by_recipe:
+        recipe = str(asked.get("recipe", "quickstart"))
     name = str(context.node_config.get("name", ""))
     asker = Requester(str(context.run_id), recipe, name, audit_head_in(message, "request"))
 
@@ -242,6 +251,7 @@ def handle_under_policy(
         check_stock(is_flower_message(message), task)
         first = str(asker.server.get("first", ""))
         states = States(policy.audit.parent / "states", first) if first else None
+        # The policy checks plain arrays: its handler encrypts and compresses afterwards, in place of the task.
         handler = PolicyHandler(task.handler, policy, asker, task.secure, task.compress)
         content = handle_message(
             message,

@@ -58,7 +58,8 @@ class Simulation(Wrapper):
         def engine() -> None:
             try:
                 run_engine(app, configuration.dump(self.recipe, self.config), nodes, self.cpus, self.gpus)
-            except BaseException as error:  # flwr ends a process that it cannot help; here that is only this thread
+            except BaseException as error:
+                # flwr calls sys.exit where it cannot go on; in this thread that must not go unseen.
                 self._problem = error
             finally:
                 self._over.set()
@@ -99,14 +100,16 @@ def run_engine(app: ServerApp, toml: str, nodes: int, cpus: float, gpus: float) 
     from ray.job_config import JobConfig
 
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    if not ray.is_initialized():  # of a "client" its workers look for code where we do, not in the working folder first
+    if not ray.is_initialized():
+        # As a "client" job its workers look for code where we do, and not in the working folder first.
         path = {"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}}
         quiet: Any = {"include_dashboard": False, "logging_level": "error", "log_to_driver": False}
         ray.init(job_config=JobConfig(_client_job=True), runtime_env=path, **quiet)
     settings: Any = {"client_resources": {"num_cpus": cpus, "num_gpus": gpus}}
     logger = logging.getLogger("flwr")
     before = logger.level
-    logger.setLevel(logging.CRITICAL + 1)  # what matters of it comes as failures and errors
+    # What matters in its log also comes as failures and errors.
+    logger.setLevel(logging.CRITICAL + 1)
     try:
         run_simulation(app, client_app(lambda _: task_from(toml)), nodes, backend_config=settings)
     finally:

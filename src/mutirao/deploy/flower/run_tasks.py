@@ -30,7 +30,8 @@ def settings_at_site(
     """The full configuration of a run as a site works by it: its own data are never partitioned again."""
     asked: dict[str, Any] = dict(run_config)
     own: dict[str, Scalar] = dict(instead or {})
-    if "data" in node_config:  # last of all, so that no setting of the run points a node elsewhere
+    if "data" in node_config:
+        # These are applied after the run's settings: no run may point a site to other data.
         own = {"data": node_config["data"], **own}
     recipe = find(str(asked.get("recipe", "quickstart")))
     if is_place(own.get("data")) and OWN in {f.name for f in fields(recipe.config)}:
@@ -85,6 +86,7 @@ def client_data(task: Task, name: ClientId) -> Any:
     try:
         return task.population[name]
     except KeyError:
+        # A population may read data on access, and fail with a KeyError of its own.
         if name in list(task.population):
             raise
         raise ConfigError(f"the task has no client {name!r}{configuration.nearest(name, task.population)}") from None

@@ -1,9 +1,9 @@
 """A site's policy enforced around any handler: requests are checked before the work, replies before they leave.
 
-A handler is `(request, site) -> reply`, and so is `guarded(handler, policy)`. It runs in the site's own
-process with the site's installed code; a refusal is raised as `Refused`, which every fleet turns into a failure of
-kind `refused` that names the rule. `deploy/flower/client.py` calls `approve` before a task is made and puts `guarded`
-around its handler, if the node has a policy; whatever else a site is run by does the same with the same two calls.
+A handler is `(request, site) -> reply`, and so is `PolicyHandler(handler, policy)`. It runs in the site's
+own process with the site's installed code; a refusal is raised as `Refused`, which every fleet reports as a failure of
+kind `refused` that names the rule. `deploy/flower/client.py` calls `approve` before a task is made and puts a
+`PolicyHandler` around its handler, if the node has a policy; other ways to run a site do the same with these two.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from mutirao.deploy.policy.rules import Policy, assignments, is_allowed, repeata
 from mutirao.deploy.site.pause import refuse_if_paused
 from mutirao.errors import MutiraoError, Refused
 from mutirao.privacy import RELEASES, add_noise, clip_update
-from mutirao.privacy.accounting import NOTHING, Releases, add_releases
+from mutirao.privacy.accounting import Releases, add_releases
 from mutirao.privacy.secure_aggregation import NoSecureAggregation, Secure
 from mutirao.privacy.secure_aggregation.settings import KEYS, SHARES, UNMASK
 from mutirao.randomness import Secret
@@ -67,8 +67,12 @@ def approve(
         refuse_if_paused(policy)
         replaces = settle is not None
         policy.approve(asker.recipe, run_config, replaces)
-        own = policy.pinned.get(asker.recipe, {})  # unset settings are as agreed
-        settings = settle() if settle else {**own, **dict(assignments(run_config))}
+        settings: Mapping[str, Scalar]
+        if settle is not None:
+            settings = settle()
+        else:
+            # Settings that the server leaves out are as agreed.
+            settings = {**policy.pinned.get(asker.recipe, {}), **dict(assignments(run_config))}
         policy.hold(asker.recipe, settings, replaces)
     return replace(asker, repeatable=bool(repeatable_settings(settings)))
 
@@ -105,11 +109,12 @@ class SampleCounts:
         if isinstance(data, cls):
             return data
         if isinstance(data, tuple | list):
-            counted = [
-                part for part in data if not isinstance(part, tuple | dict)
-            ]  # a tuple or dict of several inputs has no rows
+            # The length of a tuple or dict is its number of inputs, not of samples.
+            counted = [part for part in data if not isinstance(part, tuple | dict)]
             sizes = {len(part) for part in counted if hasattr(part, "__len__")}
-            return cls(sizes.pop() if len(sizes) == 1 else None)
+            if len(sizes) != 1:
+                return cls()
+            return cls(sizes.pop())
         return cls(number_of_samples(getattr(data, "train", data)), number_of_samples(getattr(data, "test", None)))
 
     def used_by(self, do: str) -> int | None:
@@ -128,7 +133,7 @@ def number_of_samples(samples: Any) -> int | None:
 
 
 @dataclass(frozen=True)
-class PolicyHandler:  # it reads as what it does: guarded(handler, policy)
+class PolicyHandler:
     """A handler under a policy: it returns a reply that may leave, or raises `Refused` with the rule.
 
     >>> import numpy as np
@@ -177,7 +182,9 @@ class PolicyHandler:  # it reads as what it does: guarded(handler, policy)
         asked = self.policy.asked
         counts = SampleCounts.of(site.data)
         if request.do not in asked.requests:
-            remedy = f"; without it this site takes no part: add {AGREE!r} to requests" if request.do == AGREE else ""
+            remedy = ""
+            if request.do == AGREE:
+                remedy = f"; without it this site takes no part: add {AGREE!r} to requests"
             raise Refused("asked.requests", f"{str(request.do)[:40]!r} may not be asked here{remedy}")
         for name in sorted(request.extras):
             if not is_allowed(name, asked.extras):
@@ -192,6 +199,7 @@ class PolicyHandler:  # it reads as what it does: guarded(handler, policy)
         check_pins({k: v for k, v in agreed.items() if k in hyperparameters}, hyperparameters)
         if counts.train is not None and counts.train < asked.min_samples:
             raise Refused("asked.min_samples", f"fewer than {asked.min_samples} samples are here")
+        # Compared by repr: neither True nor 1.0 may pass for 1.
         probed = request.config.get("probe_samples", PROBE_SAMPLES)
         if (request.do == "probe" or "probe_samples" in request.config) and repr(probed) != repr(asked.probe_samples):
             raise Refused("asked.probe_samples", f"a model is probed on {asked.probe_samples} samples here, no others")
@@ -228,16 +236,19 @@ class PolicyHandler:  # it reads as what it does: guarded(handler, policy)
 
     def agreement_only(self, reply: Reply) -> Reply:
         """An agreement without arrays and metrics; of its extras, what may leave."""
-        keeps_account = bool(self.policy.privacy.budget or self.policy.privacy.run_budget)
         extras = {k: v for k, v in reply.extras.items() if is_allowed(k, self.policy.reply.extras)}
-        return Reply({}, {} if keeps_account else extras, {}, 1)
+        # Extras get no noise: what they reveal could not be counted.
+        if self.policy.privacy.budget or self.policy.privacy.run_budget:
+            extras = {}
+        return Reply({}, extras, {}, 1)
 
     def check_counts(self, do: str, reply: Reply, counts: SampleCounts, noised: bool) -> None:
         """Refuse a reply from too few samples, or one that leaves out too few: differences of replies reveal those."""
         least = self.policy.asked.min_samples
         here = counts.used_by(do)
+        # With noise the number of samples is hidden as 1; it was checked before the work.
         if noised and here is not None and reply.n == 1:
-            return  # with noise the number of samples is hidden as 1, and was checked before the work
+            return
         if reply.n < least:
             raise Refused("asked.min_samples", f"fewer than {least} samples were used")
         if here is not None and 0 < here - reply.n < least:
@@ -258,7 +269,8 @@ class PolicyHandler:  # it reads as what it does: guarded(handler, policy)
         full = to_dense(model, arrays)
         for name, sent in model.items():
             same = full[name].shape == sent.shape and (full[name].dtype.kind == "f") == (sent.dtype.kind == "f")
-            if not same:  # only floats are clipped, so that a model sent as whole numbers would leave as it is
+            # Only floats are clipped: a server that sends the model as integers would get the update as it is.
+            if not same:
                 raise Refused("privacy.clip", "an array of the update is of another kind or shape than sent", name[:80])
         update, _ = clip_update(model, full, privacy.clip)
         return add_noise(model, update, Secret(), privacy.noise * privacy.clip)  # integers: as sent
@@ -276,17 +288,27 @@ class PolicyHandler:  # it reads as what it does: guarded(handler, policy)
         cover = self.policy.privacy
         spent = None
         if (cover.budget or cover.run_budget) and about["do"] not in WITHOUT_DATA:
-            own = add_releases(None, cover.noise / 2, 1.0, 1) if cover.noise and reply.arrays else NOTHING
-            known = without_noise(by_handler) if self.asker.repeatable else by_handler
-            releases = own if len(own) else known
+            releases = self.noisy_releases(reply, by_handler)
             if not len(releases):
                 raise Refused("privacy.budget", UNCOUNTED)
             with exclusive(self.policy.ledger):
                 spent = Ledger(self.policy.ledger).charge(cover, self.asker.run, releases)
         gone: Facts = {"reply": reply_fingerprint(reply), "bytes": bytes_of(reply), "n": int(reply.n)}
         gone |= {kind: sorted(getattr(reply, kind)) for kind in ("arrays", "extras", "metrics")}
-        write_event(self.policy, "sent", **gone, **({} if spent is None else {"epsilon": spent}), **about)
+        if spent is not None:
+            gone["epsilon"] = spent
+        write_event(self.policy, "sent", **gone, **about)
         return reply
+
+    def noisy_releases(self, reply: Reply, by_handler: Releases) -> Releases:
+        """The releases in a reply: by the policy's own noise, else by the handler's, which the server may subtract."""
+        noise = self.policy.privacy.noise
+        if noise and reply.arrays:
+            # Two clipped updates are up to twice the clip apart, so the noise counts half. Nothing is sampled: rate 1.
+            return add_releases(None, noise / 2, 1.0, 1)
+        if self.asker.repeatable:
+            return without_noise(by_handler)
+        return by_handler
 
 
 def hyperparameters_in(request: Request) -> dict[str, Scalar]:

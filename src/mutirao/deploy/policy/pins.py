@@ -33,9 +33,12 @@ def content_hash(recipe: str) -> str:
     not part of it. Any other version of mutirao has another hash.
     """
     sha = hashlib.sha256(f"recipe\x1f{recipe}\x1e".encode())
-    own = ":" not in recipe  # a plain name is one of mutirao's own
-    for place in dict.fromkeys(("mutirao", "mutirao" if own else recipe.partition(":")[0].partition(".")[0])):
-        for name, content in sources(place):
+    packages = ["mutirao"]
+    # A name without a colon is one of mutirao's own recipes.
+    if ":" in recipe:
+        packages.append(recipe.partition(":")[0].partition(".")[0])
+    for package in dict.fromkeys(packages):
+        for name, content in sources(package):
             sha.update(f"{name}\x1f{content}\x1e".encode())
     return f"sha256:{sha.hexdigest()}"
 
@@ -53,8 +56,10 @@ def check_recipe(recipe: str) -> None:
     sources(top)  # says so if there is no such package
     spec = importlib.util.find_spec(top)
     origin = Path(spec.origin) if spec and spec.origin else Path()
-    places = [origin.parent.joinpath(*rest).with_suffix(".py"), origin.parent.joinpath(*rest, "__init__.py")]
-    file = next((place for place in places if place.is_file()), None) if rest else origin
+    file: Path | None = origin
+    if rest:
+        places = [origin.parent.joinpath(*rest).with_suffix(".py"), origin.parent.joinpath(*rest, "__init__.py")]
+        file = next((place for place in places if place.is_file()), None)
     if file is None:
         raise ConfigError(f"there is no module {module!r} in {origin.parent}")
     try:
@@ -70,7 +75,8 @@ def check_recipe(recipe: str) -> None:
 def sources(package: str) -> tuple[tuple[str, str], ...]:
     """Each source file of an installed package or module with its sha256, sorted by name."""
     try:
-        spec = importlib.util.find_spec(package)  # of a top-level name: finds it, imports nothing
+        # For a top-level name this imports nothing; for a dotted one it would import the packages above it.
+        spec = importlib.util.find_spec(package)
     except (ImportError, ValueError) as error:
         raise ConfigError(f"{package!r} cannot be found") from error
     if spec is None or not spec.origin or not Path(spec.origin).is_file():
@@ -159,6 +165,7 @@ def check_pins(pins: Mapping[str, Scalar], settings: Mapping[str, Scalar]) -> No
         if key == ARCHITECTURE:
             continue
         found = settings.get(key)
+        # In Python True == 1: a boolean must not pass for a pinned number, nor a number for a pinned boolean.
         if found != wanted or isinstance(found, bool) != isinstance(wanted, bool):
             said = "is not set" if found is None else f"is {str(found)[:40]!r}"
             raise Refused(f"pinned.{key}", f"{key} {said} in this run, and {wanted!r} is agreed on here")

@@ -65,6 +65,7 @@ def weaknesses(policy: Policy) -> list[str]:
         batch = pins.get("batch_size")
         epochs = pins.get("epochs")
         if isinstance(batch, int) and isinstance(epochs, int) and not isinstance(batch, bool) and batch > 0:
+            # Batches of an epoch, rounded up: the last may be smaller.
             steps = epochs * -(-asked.min_samples // batch)
             if steps < FEW_STEPS:
                 found.append(f"pinned.{name}: an update of {steps} steps may leave, which is nearly a plain gradient")
@@ -112,7 +113,7 @@ METRICS = {
     "accuracy": "share of them that is right",
     "val_loss": "mean loss of the update on samples kept back",
     "val_acc": "share of samples kept back that is right",
-    "accuracy_known": "share that is right among the classes a group knows",
+    "accuracy_known": "share that is right among the classes of a group",
     "accuracy_held": "share that is right of training samples kept back, by which one way to serve all is chosen",
     "entropy": "how undecided the model is, in the mean",
     "rms_loss": "root of the mean squared loss",

@@ -39,6 +39,7 @@ class Ledger:
 
     def charge(self, cover: PrivacyRules, run: str, releases: Releases) -> float:
         """Add releases of a run and write the file; Refused, and nothing written, if they exceed a budget."""
+        # Epsilon of composed releases is not the sum of theirs: each budget is checked on a whole table.
         mine = join_releases(self.runs.get(run, NOTHING), releases)
         everything = join_releases(self.total(), releases)
         for rule, table, budget in (
@@ -76,8 +77,12 @@ def without_noise(table: Releases) -> Releases:
 def new_releases(before: Releases | None, after: Releases | None) -> Releases:
     """The releases that a request added to a table."""
     table = NOTHING
-    old = {(n, r): t for n, r, t in (NOTHING if before is None else before).tolist()}
-    for noise, rate, times in (NOTHING if after is None else after).tolist():
+    if after is None:
+        return table
+    old: dict[tuple[float, float], float] = {}
+    if before is not None:
+        old = {(n, r): t for n, r, t in before.tolist()}
+    for noise, rate, times in after.tolist():
         if (more := int(times - old.get((noise, rate), 0))) > 0:
             table = add_releases(table, noise, rate, more)
     return table
@@ -105,6 +110,7 @@ def file_lock(path: Path) -> Iterator[None]:
         try:
             import fcntl
 
+            # The system releases it when the file is closed, and so also when the process is killed.
             fcntl.flock(handle, fcntl.LOCK_EX)
         except ImportError:  # not on Windows
             pass

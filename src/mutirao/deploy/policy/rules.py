@@ -113,9 +113,11 @@ class Policy:
         for key, value in assignments(run_config):
             if replaces and key in self.settings:
                 continue
-            agreed = value in self.asked.names or value == self.pinned.get(recipe, {}).get(key)  # the site's own words
+            # The server may repeat what the site itself has written into its policy.
+            agreed = value in self.asked.names or value == self.pinned.get(recipe, {}).get(key)
             if isinstance(value, str) and may_name_code(value) and not agreed:
                 raise Refused("asked.names", f"{key}={value!r} may name code or files; the server may not choose those")
+            # The recipe is not imported yet, so that its settings are unknown: any key that contains the word counts.
             if REPEATABLE in key.lower() and value is not False:
                 raise Refused(f"settings.{key}", PREDICTABLE)
 
@@ -225,7 +227,9 @@ def flat_settings(path: Path, where: str, table: Mapping[str, Any]) -> dict[str,
     """Settings in a table of the file, `key` or `part.key`."""
     out: dict[str, Scalar] = {}
     for key, value in table.items():
-        pairs = {f"{key}.{sub}": v for sub, v in value.items()} if isinstance(value, dict) else {key: value}
+        pairs = {key: value}
+        if isinstance(value, dict):
+            pairs = {f"{key}.{sub}": v for sub, v in value.items()}
         for name, v in pairs.items():
             out[name] = coerce(f"{path}: {where}.{name}", v, Any)
     return out

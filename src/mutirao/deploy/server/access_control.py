@@ -50,12 +50,14 @@ class AccessControl:
             if not is_http:
                 return await send({"type": "websocket.close", "code": 1008})
             return await send_json(send, 403, {"error": "this part of the server requires the server's secret"})
+        # The secret goes no further than here.
         headers = [(name, value) for name, value in scope.get("headers", []) if name != SECRET_HEADER.encode()]
         return await self.app({**scope, "headers": headers}, receive, send)
 
     def has_secret(self, scope: Scope) -> bool:
         """Whether a request carries the secret, exactly once."""
         sent = [value for name, value in scope.get("headers", []) if name == SECRET_HEADER.encode()]
+        # In constant time: how long a refusal takes must not reveal how much of a guess is right.
         return len(sent) == 1 and hmac.compare_digest(bytes(sent[0]), self.secret)
 
     def info(self, scope: Scope, has_secret: bool) -> dict[str, Any]:

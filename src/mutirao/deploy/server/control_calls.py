@@ -30,7 +30,9 @@ def server_info(
 
     Unless `direct`, proxies are those of the environment (`HTTPS_PROXY`, `NO_PROXY`), as for Flower itself.
     """
-    headers = {KEY_HEADER: base64.b64encode(public_key).decode()} if public_key is not None else {}
+    headers: dict[str, str] = {}
+    if public_key is not None:
+        headers[KEY_HEADER] = base64.b64encode(public_key).decode()
     if secret:
         headers[SECRET_HEADER] = secret
     request = urllib.request.Request(f"https://{address}{INFO_PATH}", headers=headers)
@@ -90,10 +92,12 @@ def site_connections(server: Server) -> dict[str, SiteConnection]:
         raise ValueError(f"the list of sites cannot be read: {error}") from error
     found: dict[str, SiteConnection] = {}
     for node in response.nodes_info:
+        # A key that was dismissed and admitted again has two entries; the old one stays unregistered.
+        if node.status == "unregistered":
+            continue
         online = node.status == "online"
-        if node.status != "unregistered":  # a key that was dismissed and admitted again has two entries
-            since = node.last_activated_at if online else node.last_deactivated_at
-            found[pem_fingerprint(node.public_key)] = SiteConnection(online, since)
+        since = node.last_activated_at if online else node.last_deactivated_at
+        found[pem_fingerprint(node.public_key)] = SiteConnection(online, since)
     return found
 
 
@@ -106,13 +110,14 @@ def control_call(server: Server, call: str, content: bytes) -> bytes:
 
 
 def restart_command(server: Server) -> str:
-    """The remedy for a server whose processes and folder have different secrets, or versions of mutirao."""
+    """The remedy if a server's processes and its folder have different secrets, or versions of mutirao."""
     return f"start it again: mutirao site down {server.folder}, then up"
 
 
 def fetch(request: urllib.request.Request, ca: Path, seconds: float, direct: bool) -> bytes:
-    """The response to a request, from a server whose certificate is signed by `ca`."""
+    """The response to a request, from a server with a certificate that is signed by `ca`."""
     context = ssl.create_default_context(cafile=str(ca))
+    # An empty dict means no proxy; None means those of the environment.
     proxies = urllib.request.ProxyHandler({} if direct else None)
     opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), proxies)
     with opener.open(request, timeout=seconds) as reply:
@@ -161,15 +166,17 @@ def is_entitled(folder: Path, client: str, node: int) -> bool:
     keys = [key for key in server.sites.glob("*.pub") if client_of_key(key) == client]
     try:
         return any(node_id_of(server, key) == node for key in keys)
-    except MutiraoError:  # the SuperLink is unreachable for a moment; the fleet asks again
+    except MutiraoError:
+        # The SuperLink is unreachable for a moment; the fleet repeats the question.
         return False
 
 
 def admitted_samples(folder: Path) -> dict[str, int]:
     """Number of samples each client was admitted with, from `samples.toml` in the server's folder, if there is one."""
     path = folder / SAMPLES
-    table = read_toml(path) if path.exists() else {}
-    return {client: coerce(f"{path}: {client}", n, int, low=1) for client, n in table.items()}
+    if not path.exists():
+        return {}
+    return {client: coerce(f"{path}: {client}", n, int, low=1) for client, n in read_toml(path).items()}
 
 
 def dismiss(folder: Path, name: str) -> None:
@@ -183,5 +190,6 @@ def dismiss(folder: Path, name: str) -> None:
             unregister(server, node)
         except OSError as error:
             raise MutiraoError(f"{name} was not dismissed: {error}") from error
+    # The key is moved last: until then a dismissal that was interrupted can be repeated.
     append_event(server.trail, "dismissed", site=name, client=client_of_key(key), key=key_fingerprint(key))
     key.replace(key.with_name(f"{name}.pub.dismissed"))

@@ -30,9 +30,11 @@ class LongPolling:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a request, or hold it; then wake the requests that wait for what it brought."""
+        request = None
         if scope["type"] == "lifespan":
             self.release_on_signals()
-        request = scope.get("state", {}).get("protobuf_request") if scope["type"] == "http" else None
+        elif scope["type"] == "http":
+            request = scope.get("state", {}).get("protobuf_request")
         folder, _, call = str(scope.get("path", "")).rpartition("/")
         path = f"{folder}/"
         if request is None:
@@ -46,8 +48,9 @@ class LongPolling:
 
     async def hold(self, resource: Resource, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer at once if the resource is there, else when it arrives."""
+        # A node polls once at a time: an older request belongs to a process that has ended.
         if resource[0] == "node":
-            self.wake(resource)  # a node polls once at a time: an older request is of a process that has ended
+            self.wake(resource)
         arrival = asyncio.Event()
         # Registered before the first look, so that nothing can arrive unseen in between.
         self.pending.setdefault(resource, set()).add(arrival)
@@ -101,6 +104,7 @@ class LongPolling:
 
         def release_before(handler: Any) -> Any:
             def handle(number: int, frame: Any) -> None:
+                # A signal may interrupt the loop anywhere: the release has to wait for its turn.
                 loop.call_soon_threadsafe(release_all)
                 handler(number, frame)
 

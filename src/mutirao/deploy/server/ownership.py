@@ -83,6 +83,7 @@ class Ownership:
         """
 
         async def record_and_send(message: MutableMapping[str, Any]) -> None:
+            # Recorded before the response is sent: the node may use it at once.
             response = scope["state"].get("protobuf_response")
             if message["type"] == "http.response.start" and isinstance(response, PushMessagesResponse):
                 self.sessions.setdefault(node, deque(maxlen=KEPT_SESSIONS)).append(response.session_id)

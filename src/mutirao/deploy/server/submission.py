@@ -99,7 +99,13 @@ def absolute_paths(sets: Sequence[tuple[str, Scalar]]) -> list[tuple[str, Scalar
         )
         return named and Path(str(value)).exists()
 
-    return [(key, str(Path(str(value)).resolve()) if is_place(key, value) else value) for key, value in sets]
+    absolute: list[tuple[str, Scalar]] = []
+    for key, value in sets:
+        if is_place(key, value):
+            absolute.append((key, str(Path(str(value)).resolve())))
+        else:
+            absolute.append((key, value))
+    return absolute
 
 
 def writing_process(out: Path) -> int:
@@ -133,7 +139,7 @@ def submit(
     for name, text in APP.items():
         if not (file := server.folder / "app" / name).exists() or file.read_text(encoding="utf-8") != text:
             write_whole(file, text)
-    words = shlex.join(f"{key}={value if isinstance(value, str) else write_value(value)}" for key, value in sets)
+    words = shlex.join(f"{key}={setting_text(value)}" for key, value in sets)
     where = str(run_folder(folder, recipe, out))
     config: dict[str, Scalar | None] = {"recipe": recipe, "set": words, "out": where, "resume": resume}
     config["timeout"] = float(timeout)
@@ -155,6 +161,13 @@ def submit(
     raise MutiraoError(f"Flower did not accept the run: {' '.join(output.split())[:300]}")
 
 
+def setting_text(value: Scalar) -> str:
+    """A value as it stands behind `key=`: a text without quotes."""
+    if isinstance(value, str):
+        return value
+    return write_value(value)
+
+
 def run_folder(folder: Path, recipe: str, out: Path | None = None) -> Path:
     """Where a run is written: `out`, or `<folder>/runs/RECIPE`."""
     return (out or folder / "runs" / recipe.replace(":", "-").replace("/", "-")).resolve()
@@ -171,7 +184,9 @@ class RoundPrinter:
 
     def __call__(self, *_: Any) -> None:
         """Print the rounds since the last call."""
-        rows = self.table.read() if is_newer(self.table.path, self.since) else []
+        if not is_newer(self.table.path, self.since):
+            return
+        rows = self.table.read()
         for row in rows[self.printed :]:
             shown = {k: v for k, v in row.items() if v and (k in SHOWN or "accuracy" in k)}
             self.watch(" ".join(f"{k}={short_number(v)}" for k, v in shown.items()))
@@ -187,6 +202,7 @@ def follow(folder: Path, run: str, out: Path, since: float, seconds: float, watc
     deadline = time.monotonic() + seconds
     next_poll = time.monotonic() + POLL_FLOWER
     while True:
+        # Checked before the table is read: the summary is written after the last round, so that no round is missed.
         ended = is_newer(out / "summary.json", since)
         print_rounds()
         if ended:
@@ -198,9 +214,10 @@ def follow(folder: Path, run: str, out: Path, since: float, seconds: float, watc
             if status.startswith("finished") and not is_newer(out / "summary.json", since):
                 if status == "finished:completed":
                     return  # there was nothing left to do
+                if reason := why_failed(out / "audit.jsonl", since) or why_app_ended(folder, run):
+                    raise MutiraoError(f"the run failed: {reason}")
                 log = load_server(folder).logs / "superlink.log"
-                reason = why_failed(out / "audit.jsonl", since) or why_app_ended(folder, run)
-                raise MutiraoError(f"the run failed: {reason}" if reason else f"the run ended as {status}; see {log}")
+                raise MutiraoError(f"the run ended as {status}; see {log}")
             next_poll = time.monotonic() + POLL_FLOWER
         if time.monotonic() > deadline:
             raise MutiraoError(f"the run did not end within {seconds:g} s; see {out / 'run.log'}")
@@ -218,13 +235,14 @@ def last_error(text: str) -> str:
     >>> last_error("Traceback (most recent call last):\\n  File x\\nValueError: no rows\\nERROR :  Exit Code: 201")
     'ValueError: no rows'
     """
-    found = re.findall(r"^([A-Za-z_][\w.]*): (.+)$", text.rpartition("Traceback (most recent")[2], re.MULTILINE)
-    name, said = found[-1] if found and "Traceback (most recent" in text else ("", "")
+    _, traceback, lines = text.rpartition("Traceback (most recent")
+    found: list[tuple[str, str]] = re.findall(r"^([A-Za-z_][\w.]*): (.+)$", lines, re.MULTILINE)
+    if not traceback or not found:
+        return ""
+    name, said = found[-1]
     if name.startswith("mutirao."):
         return said[:500]
-    if name:
-        return f"{name}: {said}"[:500]
-    return ""
+    return f"{name}: {said}"[:500]
 
 
 def status_of(folder: Path, run: str) -> str:

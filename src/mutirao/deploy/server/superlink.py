@@ -55,7 +55,9 @@ def add_middleware(app: Any, secret: str) -> Any:
     if NodeAuthMiddleware not in [layer.cls for layer in app.user_middleware] or not app.state.enable_supernode_auth:
         flower_patches.exit_incompatible("authenticates sites in another way")
     links = app.state.linkstate_factory
+    # Starlette calls the first of this list first: these two get requests that Flower has authenticated.
     app.user_middleware += [Middleware(Ownership, state_of=links.state), Middleware(LongPolling)]
+    # `add_middleware` inserts at the front: nothing of Flower's runs for a request that is refused.
     app.add_middleware(AccessControl, secret=secret, node_of=lambda key: links.state().get_node_id_by_public_key(key))
     return app
 

@@ -55,8 +55,11 @@ def supervise(
             continue
         if (failed := last_failure(place) or startup_failure(folder, place, number)) and failed not in failures[-1:]:
             failures.append(failed)
+        # Before the first submission it is a failure of the past, which is tried once more.
         elif failed and submissions:
-            when = f"round {failed[0]} failed repeatedly" if failed[0] else "the run failed before its first round"
+            when = "the run failed before its first round"
+            if failed[0]:
+                when = f"round {failed[0]} failed repeatedly"
             raise MutiraoError(f"{when}: {failed[1]}")
         try:
             if is_answering(server):
@@ -73,7 +76,9 @@ def supervise(
 
 def finished_summary(out: Path, rounds: int = 0) -> dict[str, Any] | None:
     """The summary of a run that ended successfully with at least so many rounds; None for any other."""
-    summary = Folder(out).summary() if (out / "summary.json").exists() else None
+    if not (out / "summary.json").exists():
+        return None
+    summary = Folder(out).summary()
     if summary is not None and has_ended(summary, rounds):
         return summary
     return None
@@ -101,7 +106,9 @@ def wait_for_start(out: Path, server: Path) -> None:
 
 def last_failure(out: Path) -> tuple[int, str] | None:
     """The round and the reason, if the last event of the audit trail is a failure."""
-    last = Folder(out).audit.last if (out / "audit.jsonl").exists() else {}
+    if not (out / "audit.jsonl").exists():
+        return None
+    last = Folder(out).audit.last
     if last.get("event") == "failed":
         return (int(last["round"]), json.dumps(last.get("reason")))
     return None

@@ -36,7 +36,11 @@ def write_clientapp(folder: Path, task: str = "") -> Path:
     """Write the command; `task` names the site's own function from Flower's context to a Task (`my_site:task_of`)."""
     if os.name == "nt":
         raise ConfigError("a site's own flwr-clientapp is a shell script: it needs Linux or macOS")
-    return write_command(folder, [sys.executable, "-I", "-S", launcher.__file__, *([f"--task={task}"] if task else [])])
+    # -I and -S: the launcher needs nothing but the standard library, and starts faster without the rest.
+    words = [sys.executable, "-I", "-S", launcher.__file__]
+    if task:
+        words.append(f"--task={task}")
+    return write_command(folder, words)
 
 
 def write_command(folder: Path, words: Sequence[str], name: str = COMMAND) -> Path:
@@ -85,8 +89,12 @@ def answer_one_message(words: list[str], parent: int) -> None:
     add_args_flwr_app_common(parser)
     args = parser.parse_args(words)
 
+    task_of: Any = None
+    if args.task:
+        task_of = load_later(args.task)
+
     def load(*_: Any, **__: Any) -> Any:
-        return lambda *_: client_app(load_later(args.task) if args.task else None, WorkerClient(parent))
+        return lambda *_: client_app(task_of, WorkerClient(parent))
 
     flower_patches.patch(flower_patches.LOAD, lambda _: load)
     run_clientapp(
@@ -129,7 +137,8 @@ def serve_forks(folder: Path, parent: int, made_of: str, task: str) -> None:
     prepare()
     born = launcher.start_ticks(parent)
     last = time.monotonic()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for the children
+    # Children are not waited for: ignoring the signal lets the system remove them when they end.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     listener = listen_at(folder / launcher.FORK_SERVER, 16)
     while born and launcher.start_ticks(parent) == born and time.monotonic() - last < IDLE:
         try:
@@ -141,8 +150,9 @@ def serve_forks(folder: Path, parent: int, made_of: str, task: str) -> None:
             if not launcher.same_user(link):
                 continue
             if code_stamp(task) != made_of:
+                # Without an answer the launcher becomes the client process itself, and starts another fork server.
                 (folder / "forkserver.pid").unlink(missing_ok=True)
-                break  # the launcher becomes the client process itself, and starts another fork server
+                break
             link.settimeout(launcher.GREETING_TIMEOUT)
             try:
                 text, files, _, _ = socket.recv_fds(link, launcher.MOST, 2)
@@ -180,8 +190,10 @@ def become_client(link: socket.socket, words: list[str], files: list[int]) -> No
         answer_one_message(words, launcher.parent_in(words))
         code = 0
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
+        if isinstance(end.code, int):
+            code = end.code
     finally:
+        # A fork ends by `_exit`: the exit handlers are those of the fork server.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

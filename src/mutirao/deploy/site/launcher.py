@@ -27,12 +27,14 @@ class WorkerUnavailable(Exception):
 def folder_of(parent: int) -> Path:
     """The folder with the sockets of a SuperNode's fork server and worker, accessible to this user alone."""
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    if len(str(base)) > 60:  # the path of a Unix socket has at most 108 bytes
+    # The path of a Unix socket has at most 108 bytes.
+    if len(str(base)) > 60:
         base = Path("/tmp")
     top = base / f"mutirao-{os.getuid()}"
     folder = top / f"{parent}-{start_ticks(parent)}"
     for place in (top, folder):
         place.mkdir(mode=0o700, exist_ok=True)
+        # In /tmp another user may have made it first, open to all or as a link to elsewhere.
         found = place.lstat()
         if not place.is_dir() or place.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o077:
             raise WorkerUnavailable(f"{place} is open to others")
@@ -40,7 +42,8 @@ def folder_of(parent: int) -> Path:
 
 
 def start_ticks(pid: int) -> str:
-    """When a process started, which tells it from a later one with its id; empty if it has ended."""
+    """When a process started, which distinguishes it from a later one with its id; empty if it has ended."""
+    # Split after the name, which may hold spaces and brackets.
     with contextlib.suppress(OSError):
         state, *rest = (
             Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
@@ -65,9 +68,10 @@ def same_user(link: socket.socket) -> bool:
 
 def parent_in(words: list[str]) -> int:
     """The process that `--parent-pid` names, or else the one that started this one."""
-    value = words[words.index("--parent-pid") + 1] if "--parent-pid" in words[:-1] else ""
-    if value.isdecimal():
-        return int(value)
+    if "--parent-pid" in words[:-1]:
+        value = words[words.index("--parent-pid") + 1]
+        if value.isdecimal():
+            return int(value)
     return os.getppid()
 
 

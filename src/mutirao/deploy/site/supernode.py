@@ -35,7 +35,8 @@ def retry_until_admitted(activate: Callable[[Any, Any], Any], pause: float = PAU
         while True:
             try:
                 return activate(client, request)
-            except Exception as error:  # of httpx; only answers of the server itself have a response
+            except Exception as error:
+                # Of httpx: without a response, or with one of a proxy (502 to 504), it is an error of the network.
                 status = getattr(getattr(error, "response", None), "status_code", None)
                 if status is None or status in (502, 503, 504):
                     raise
@@ -89,7 +90,8 @@ def main() -> None:
         log.warning(changes)
     flower_patches.patch(flower_patches.ACTIVATE, retry_until_admitted)
     flower_patches.patch(flower_patches.RETRY, retry_on_bad_certificate)
-    flower_supernode()  # a deliberate stop ends the whole process
+    # It returns only after an error: a deliberate stop ends the whole process.
+    flower_supernode()
     restart()
 
 

@@ -35,8 +35,12 @@ class TaskSpec:
 
 def stamp(spec: TaskSpec) -> str:
     """A digest of the installed code, the environment and the data, by names and modification times."""
+    names = [spec.task]
     recipe = str(spec.run_config.get("recipe", ""))
-    sha = hashlib.sha256(code_stamp(spec.task, recipe if ":" in recipe else "").encode())
+    # A name without a colon is one of mutirao's own recipes, and of no other package.
+    if ":" in recipe:
+        names.append(recipe)
+    sha = hashlib.sha256(code_stamp(*names).encode())
     for table in (spec.node_config, spec.instead):
         if isinstance(data := table.get("data"), str):
             for line in dates_in(Path(data).expanduser()):
@@ -62,8 +66,9 @@ def dates_of_package(top: str) -> list[str]:
         spec = importlib.util.find_spec(top)
         if spec is not None and spec.origin:
             file = Path(spec.origin)
-            alone = top in WHOLE or spec.submodule_search_locations is None
-            found = [file] if alone else sorted(f for f in file.parent.rglob("*") if f.suffix in {".py", ".c", ".so"})
+            if top in WHOLE or spec.submodule_search_locations is None:
+                return [date_of(file)]
+            found = sorted(f for f in file.parent.rglob("*") if f.suffix in {".py", ".c", ".so"})
             return [date_of(f) for f in found]
     return []
 
@@ -83,6 +88,7 @@ def dates_in(path: Path) -> Iterator[str]:
 
 def date_of(path: Path) -> str:
     """A file by its name, size and date."""
+    # Its content is not read: a stamp is made for every message.
     try:
         facts = path.stat()
     except OSError:

@@ -1,7 +1,7 @@
 """A site's resident worker: it keeps torch and the site's data in memory, for Flower's many short client processes.
 
-A client process checks a request against the policy, asks the worker over a Unix socket to do the work, checks the
-reply and sends it. The worker keeps nothing that a request changes. So it may die at any moment: a new worker, or
+A client process checks a request against the policy, passes it to the worker over a Unix socket, checks the reply and
+sends it. The worker keeps nothing that a request changes. So it may die at any moment: a new worker, or
 finally the client process itself, repeats the request with the same result.
 """
 
@@ -69,7 +69,8 @@ class Worker:
             (self.folder / "socket").unlink(missing_ok=True)
         if not start_ticks(self.parent):
             shutil.rmtree(self.folder, ignore_errors=True)
-        os._exit(0)  # torch's threads are not waited for
+        # Torch's threads are not waited for.
+        os._exit(0)
 
     def needed(self) -> bool:
         """Whether to keep serving."""
@@ -121,6 +122,7 @@ class Worker:
 def exit_with_client(link: socket.socket, done: threading.Event) -> None:
     """Exit, even in the middle of a computation, when the client process has gone."""
     while not done.wait(0.1):
+        # The client sends no more: a peek finds nothing, or the end of the stream.
         try:
             gone = link.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
         except BlockingIOError:
@@ -169,8 +171,10 @@ def task_spec_in(content: Any) -> TaskSpec:
 
 def error_facts(error: BaseException) -> dict[str, Any]:
     """An error as JSON: its type, its text, and the rule of a refusal."""
-    facts = {"raised": type(error).__name__, "text": str(error)[:1000]}
-    return facts | ({"rule": error.rule, "detail": error.detail} if isinstance(error, Refused) else {})
+    facts: dict[str, Any] = {"raised": type(error).__name__, "text": str(error)[:1000]}
+    if isinstance(error, Refused):
+        facts |= {"rule": error.rule, "detail": error.detail}
+    return facts
 
 
 @functools.lru_cache(maxsize=2)
@@ -182,12 +186,13 @@ def task_of(key: str) -> Any:
 
     spec = TaskSpec(**json.loads(key))
     context = Context(int(spec.run or 0), spec.node, dict(spec.node_config), RecordDict(), dict(spec.run_config))
-    task = load_name(spec.task)(context) if spec.task else recipe_task(context, spec.instead)
-    return require_agreement(task)
+    if spec.task:
+        return require_agreement(load_name(spec.task)(context))
+    return require_agreement(recipe_task(context, spec.instead))
 
 
 def remove_stale_folders(top: Path) -> None:
-    """Remove the folders of workers whose SuperNodes have ended."""
+    """Remove the folders of SuperNodes that have ended."""
     for folder in top.iterdir():
         pid, _, began = folder.name.partition("-")
         if pid.isdecimal() and start_ticks(int(pid)) != began:

@@ -141,7 +141,7 @@ class WorkerClient:
     idle: float = IDLE
 
     def task(self, spec: TaskSpec, make_task: Callable[[], Task]) -> Task:
-        """A task whose handler sends requests to the worker; without one, `make_task()` does the work here."""
+        """A task that sends its requests to the worker; without one, `make_task()` does the work here."""
         wanted = stamp(spec)
         try:
             opened = self.ask(spec, wanted, {"ask": "open"})[0]
@@ -245,7 +245,9 @@ def error_in(answer: Mapping[str, Any]) -> Exception:
 
 def log_path(module: str, folder: Path) -> Path:
     """The log of a background process: among the site's logs, if `mutirao site` created the site."""
-    place = Path(os.environ[FOLDER_VARIABLE]) / "logs" if os.environ.get(FOLDER_VARIABLE) else folder
+    place = folder
+    if site := os.environ.get(FOLDER_VARIABLE):
+        place = Path(site) / "logs"
     place.mkdir(parents=True, exist_ok=True)
     log = place / f"{module.rpartition('.')[2]}.log"
     if log.exists() and log.stat().st_size > MAX_LOG:
@@ -263,6 +265,7 @@ def start_background(module: str, folder: Path, *words: str) -> "subprocess.Pope
 def listen_at(path: Path, most: int) -> socket.socket:
     """Listen on a Unix socket at this path, replacing an older one; `accept` times out after half a second."""
     listener = socket.socket(socket.AF_UNIX)
+    # Bound beside the old socket and moved onto it: there is no moment without a socket at this path.
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
     listener.bind(str(fresh))
     listener.listen(most)
