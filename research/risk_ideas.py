@@ -15,6 +15,7 @@ import numpy.typing as npt
 from mutirao.aggregation.fedrisk import FedRisk
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Reply
+from mutirao.core.needs import Needs
 from mutirao.core.parts import Merged
 from mutirao.risk import geo_risk, ideal_risk
 from mutirao.systems.ranking.metrics import t_risk, u_risk
@@ -210,7 +211,7 @@ class Joiner:
     idea: Idea
     scene: Scene
     kept: dict[ClientId, float] = field(default_factory=dict)
-    needs = frozenset({"extras:squared_errors"})
+    needs = Needs(extras={"squared_errors"})
 
     def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply], memory: Arrays) -> Merged:
         """The next model."""

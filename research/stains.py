@@ -130,7 +130,8 @@ class _Plain:
     """A hospital that keeps nothing back to validate on."""
 
     def __init__(self, trainer: Hospital) -> None:
-        self.trainer, self.provides = trainer, trainer.provides
+        self.trainer = trainer
+        self.capabilities = trainer.capabilities
 
     def __call__(self, request: Any, site: Any) -> Any:
         return self.trainer.train(request, site)

@@ -63,7 +63,7 @@ def run_staggered(
 ) -> tuple[Run, list[Round]]:
     """So many rounds, and what was recorded of each."""
     run = run or Run({"w": np.zeros(4)}, seed=1)
-    rebases = "replies:models" not in aggregate.needs
+    rebases = "models" not in aggregate.needs.server
     fleet = staggered_fleet(task, run, aggregate.buffer_of(at_once), at_once, clock, rebases=rebases)
     select, patience = RefillingSelector(Uniform, fleet), Patience(min_replies=1, wait=0)
     return run, list(train(run, fleet, rounds=rounds, select=select, aggregate=aggregate, patience=patience))

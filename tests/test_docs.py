@@ -98,7 +98,7 @@ def test_the_page_on_training_says_what_comes_out(tmp_path: Path, capsys: pytest
 @pytest.mark.slow
 def test_the_loop_of_ones_own_is_short_learns_and_repeats_itself(capsys: pytest.CaptureFixture[str]) -> None:
     loop, run = blocks("your-own-loop.md")
-    assert len(loop[loop.index("def scaffold") : loop.index("scaffold.provides")].splitlines()) <= 32
+    assert len(loop[loop.index("def scaffold") : loop.index("scaffold.capabilities")].splitlines()) <= 32
     space: dict[str, Any] = {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -113,7 +113,7 @@ def test_the_loop_of_ones_own_is_short_learns_and_repeats_itself(capsys: pytest.
     x, y = (torch.cat(parts) for parts in zip(*space["data"].values(), strict=True))
     space["net"].load_state_dict({k: torch.from_numpy(again.arrays[k]) for k in first})
     assert float((space["net"](x).argmax(1) == y).float().mean()) > 0.8
-    check_needs(as_handler(space["scaffold"]).provides, as_selector(PowerOfChoice(5)))
+    check_needs(as_handler(space["scaffold"]).capabilities, as_selector(PowerOfChoice(5)))
     few = train(Run(first | zeros), fleet, rounds=1, select=PowerOfChoice(2), aggregate=FedAvg())
     assert next(few).row["replied"] == 2
 

@@ -14,7 +14,7 @@ from mutirao import aggregation, selection
 from mutirao.compression import compress_of
 from mutirao.config import build, resolve
 from mutirao.core.arrays import is_finite
-from mutirao.core.parts import as_aggregator, as_selector, find_unmet
+from mutirao.core.parts import as_aggregator, as_selector
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.experiments.task import NAMES, Task, find
@@ -93,12 +93,12 @@ def test_two_rounds(recipe: str, select: str, aggregate: str) -> None:
     run = Run(task.initial(), seed=1)
     parts = build("select", config.select, count=1, classes=2), build("aggregate", config.aggregate)
     select_part, aggregate_part = as_selector(parts[0]), as_aggregator(parts[1])
-    unmet = [find_unmet(task.provides, part.needs) for part in (select_part, aggregate_part)]
+    unmet = [task.capabilities.unmet(part.needs) for part in (select_part, aggregate_part)]
     if needed := [need for needs in unmet for need in needs]:
-        with pytest.raises(ConfigError, match=f"needs {needed[0]!r} from the clients"):
+        with pytest.raises(ConfigError, match=f"needs {needed[0]}, which the clients"):
             next(iter(found.flow(LocalFleet(task.handler, task.population), config, task, run)))
         return  # a pair that does not fit is refused before the first round
-    if any(need.startswith("replies:bias") for need in select_part.needs) and not has_output_bias(task):
+    if select_part.needs.biases and not has_output_bias(task):
         with pytest.raises(ConfigError, match=r"select\.layer: the model has"):
             next(iter(found.flow(LocalFleet(task.handler, task.population), config, task, run)))
         return
@@ -184,7 +184,7 @@ def test_two_rounds_with_personal_models(kind: str, aggregate: str) -> None:
     task = found.prepare(config)
     run, fleet = Run(task.initial(), seed=1), LocalFleet(task.handler, task.population)
     if kind == "fedper" and aggregate in ("scaffold", "feddyn"):
-        with pytest.raises(ConfigError, match="from the clients"):
+        with pytest.raises(ConfigError, match="which the clients of this task do not support"):
             next(iter(found.flow(fleet, config, task, run)))
         return  # what they keep is of a whole model
     rounds = list(found.flow(fleet, config, task, run))

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mutirao.config import Common, Part, setting
     from mutirao.core.arrays import Arrays
     from mutirao.core.fleet import Answers, Failure, Fleet, Reply, Request, Site, Wrapper
+    from mutirao.core.needs import Capabilities, Needs
     from mutirao.core.parts import Aggregator, Filter, Handler, Merged, Selector
     from mutirao.core.records import Round
     from mutirao.core.rounds import Group, Run, step, train
@@ -43,6 +44,7 @@ _HOME = {
     "experiments.task": ["Recipe", "Task", "federate"],
     "systems.ranking.ranker": ["Ranker"],
     "systems.recsys.recommender": ["Recommender"],
+    "core.needs": ["Capabilities", "Needs"],
     "core.parts": ["Aggregator", "Filter", "Handler", "Merged", "Selector"],
     "core.records": ["Round"],
     "core.rounds": ["Group", "Run", "step", "train"],
@@ -61,6 +63,7 @@ __all__ = [
     "Answers",
     "Arrays",
     "Artifacts",
+    "Capabilities",
     "ClientData",
     "Common",
     "Failure",
@@ -71,6 +74,7 @@ __all__ = [
     "LocalFleet",
     "Merged",
     "MutiraoError",
+    "Needs",
     "Part",
     "Picture",
     "Ranker",

@@ -32,7 +32,8 @@ from mutirao.aggregation import (
 from mutirao.aggregation.fedbuff import FedBuff
 from mutirao.core.arrays import Arrays, digest
 from mutirao.core.fleet import Reply
-from mutirao.core.parts import Merged, as_aggregator, request_config
+from mutirao.core.needs import Needs
+from mutirao.core.parts import Merged, as_aggregator
 
 SHAPES = {"body.weight": (3, 2), "body.bias": (2,), "scale": (), "steps": (), "table": (4,), "mask": (3,)}
 KINDS: dict[str, Any] = {
@@ -428,8 +429,8 @@ def test_robust_parts_withstand_a_liar_and_the_mean_does_not(clients: int) -> No
 
 
 def test_fedprox_tells_the_clients_its_mu_and_the_others_tell_nothing() -> None:
-    assert request_config(FedProx(mu=0.9).needs) == {"mu": 0.9}
-    assert not any(as_aggregator(make()).needs for name, make in CLASSIC.items() if name != "fedprox")
+    assert FedProx(mu=0.9).needs.request_config() == {"mu": 0.9}
+    assert all(as_aggregator(make()).needs == Needs() for name, make in CLASSIC.items() if name != "fedprox")
 
 
 def test_server_rates_and_momentum_by_hand() -> None:

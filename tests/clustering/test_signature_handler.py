@@ -10,6 +10,7 @@ from mutirao.clustering.signature_handler import SignatureHandler, find_last_lay
 from mutirao.clustering.signatures import Bias, Projection, Weights
 from mutirao.core.arrays import digest
 from mutirao.core.fleet import Failure, Reply, Request, Site
+from mutirao.core.needs import Capabilities
 from mutirao.errors import Refused
 from mutirao.privacy import Local
 from mutirao.training.samples import ClientData, Samples
@@ -56,7 +57,7 @@ def test_many_at_once_answer_as_one_by_one(do: str) -> None:
 def test_what_is_not_a_warm_up_is_the_handlers_own() -> None:
     request = Request("train", FIRST, {"seed": 1, "round": 2})
     assert digest(signing()(request, site("ana")).arrays) == digest(TRAINER(request, site("ana")).arrays)
-    assert signing().provides == TRAINER.provides | {"extras:signature"}
+    assert signing().capabilities == TRAINER.capabilities | Capabilities(extras={"signature"})
 
 
 def test_where_nothing_may_leave_without_noise_no_signature_does() -> None:

@@ -10,6 +10,7 @@ from mutirao.aggregation import FedAvg, FedProx, Krum
 from mutirao.aggregation.fedrisk import FedRisk
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Site
+from mutirao.core.needs import Capabilities, Needs
 from mutirao.core.parts import (
     Merged,
     as_aggregator,
@@ -17,9 +18,6 @@ from mutirao.core.parts import (
     as_handler,
     as_selector,
     check_needs,
-    find_unmet,
-    names_of,
-    request_config,
 )
 from mutirao.core.roster import Roster
 from mutirao.errors import ConfigError
@@ -29,7 +27,7 @@ from mutirao.selection import AoIU, PowerOfChoice, everyone
 
 def test_plain_functions_get_every_default() -> None:
     select, screen = as_selector(everyone), as_filter(keep_all)
-    assert (select.needs, select.may_be_empty, screen.needs) == (frozenset(), False, frozenset())
+    assert (select.needs, select.may_be_empty, screen.needs) == (Needs(), False, Needs())
     assert select.probes(Roster(), 1, np.random.default_rng(0)) == []
     assert repr(select) == repr(everyone)
 
@@ -40,16 +38,16 @@ def test_plain_functions_get_every_default() -> None:
         return Merged(current, {})
 
     plain = as_handler(handler)
-    assert (plain.provides, plain.many) == (frozenset(), None)
+    assert (plain.capabilities, plain.many) == (Capabilities(), None)
     assert plain(Request("train", {}), Site("ana")).n == 1
     with pytest.raises(ConfigError, match="privacy=dpsgd is for tasks whose clients are a Trainer"):
         plain.private_training(None)
-    assert (as_aggregator(aggregate).needs, as_aggregator(aggregate).mean_only) == (frozenset(), False)
+    assert (as_aggregator(aggregate).needs, as_aggregator(aggregate).mean_only) == (Needs(), False)
 
 
 def test_what_a_part_says_of_itself_is_kept_and_completing_twice_changes_nothing() -> None:
     prox = as_aggregator(FedProx(mu=0.25))
-    assert (prox.needs, prox.mean_only, as_aggregator(Krum()).mean_only) == ({"config:mu=0.25"}, True, False)
+    assert (prox.needs, prox.mean_only, as_aggregator(Krum()).mean_only) == (Needs(config={"mu": 0.25}), True, False)
     assert as_aggregator(prox) is prox
     assert repr(prox) == "FedProx(mu=0.25)"
     roster = Roster()
@@ -57,38 +55,31 @@ def test_what_a_part_says_of_itself_is_kept_and_completing_twice_changes_nothing
     assert as_selector(PowerOfChoice(1)).probes(roster, 1, np.random.default_rng(0)) == ["ana", "bia"]
 
 
-def test_what_clients_are_told_follows_from_the_needs() -> None:
+def test_what_clients_are_sent_follows_from_the_needs() -> None:
     needs = FedProx(mu=0.1).needs | FedRisk().needs | AoIU(2, refresh="share").needs
-    assert request_config(needs, "metrics", "extras") == {
+    assert needs.request_config({*needs.metrics, *needs.extras}) == {
         "mu": 0.1,
         "probe_samples": 100,
         "extras": "entropy,squared_errors",
     }
-    assert request_config(needs, "probe") == {"mu": 0.1, "probe_samples": 100, "extras": "entropy"}
-    assert request_config({"metrics:loss", "probe:accuracy"}, "metrics", "probe") == {}  # told with every answer
-    assert request_config({"config:mu=1e-05", "config:name=text", "config:on=true"}) == {
-        "mu": 1e-5,
-        "name": "text",
-        "on": True,
-    }
-    assert names_of({"metrics:loss", "probe:entropy"}, "probe") == {"entropy"}
+    assert needs.request_config(needs.probes) == {"mu": 0.1, "probe_samples": 100, "extras": "entropy"}
 
 
-def test_needs_are_met_by_those_who_provide_them() -> None:
-    needs = {"metrics:entropy", "probe:loss", "replies:update_norm", "config:mu=0.3"}
-    assert find_unmet({"metrics:entropy", "metrics:loss", "config:mu"}, needs) == []
-    assert find_unmet({"metrics:loss"}, needs) == ["metrics:entropy", "config:mu"]
-    with pytest.raises(ConfigError, match=r"FedProx\(mu=0.1\) needs 'config:mu' from the clients"):
-        check_needs((), as_aggregator(FedAvg()), as_aggregator(FedProx()))
+def test_a_part_that_the_clients_cannot_serve_is_refused_with_the_need_and_the_remedy() -> None:
+    wanted = (
+        r"FedProx\(mu=0.1\) needs the hyperparameter 'mu', which .* \(they support nothing\); choose another method"
+    )
+    with pytest.raises(ConfigError, match=wanted):
+        check_needs(Capabilities(), as_aggregator(FedAvg()), as_aggregator(FedProx()))
 
 
 def test_a_part_of_ones_own_needs_no_base_class() -> None:
     @dataclass(frozen=True)
     class Mine:
-        needs = frozenset({"metrics:pain"})
+        needs = Needs(metrics={"pain"})
 
         def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[str]:
             return roster.ids
 
-    assert as_selector(Mine()).needs == {"metrics:pain"}
+    assert as_selector(Mine()).needs == Needs(metrics={"pain"})
     assert not as_selector(Mine()).may_be_empty

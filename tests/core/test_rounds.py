@@ -16,6 +16,7 @@ from mutirao.aggregation import FedAdam, FedAvg, FedOpt, FedProx
 from mutirao.aggregation.fedrisk import FedRisk
 from mutirao.core.arrays import Arrays, digest
 from mutirao.core.fleet import Answers, Failure, Fleet, Reply, Request, Site, collect
+from mutirao.core.needs import Capabilities, Needs
 from mutirao.core.parts import AnyAggregator, AnySelector, Merged, as_aggregator, check_needs
 from mutirao.core.records import Round
 from mutirao.core.roster import Roster
@@ -394,7 +395,7 @@ def test_clients_get_model_seed_round_settings_and_what_the_aggregator_tells() -
 class Telling:
     """Selects everyone, wants their entropy with the update and the length of each update."""
 
-    needs = frozenset({"metrics:entropy", "config:probe_samples=7", "replies:update_norm"})
+    needs = Needs(metrics={"entropy"}, config={"probe_samples": 7}, server={"update_norm"})
 
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[str]:
         return everyone(roster, round, rng)
@@ -420,7 +421,7 @@ def test_the_server_measures_how_far_each_client_moved_the_model() -> None:
 def test_what_probes_cost_is_in_the_record_of_the_round_and_only_if_there_were_any() -> None:
     @dataclass(frozen=True)
     class AskTwo(Telling):
-        needs = frozenset({"metrics:entropy", "probe:loss", "probe:rms_loss", "config:probe_samples=3"})
+        needs = Needs(metrics={"entropy"}, probes={"loss", "rms_loss"}, config={"probe_samples": 3})
 
         def probes(self, roster: Roster, round: int, rng: np.random.Generator) -> list[str]:
             return ["ana", "bia"] if round == 1 else []
@@ -441,16 +442,16 @@ def test_what_probes_cost_is_in_the_record_of_the_round_and_only_if_there_were_a
 
 @dataclass(frozen=True)
 class Needy(FedAvg):
-    needs = frozenset({"metrics:entropy", "metrics:loss"})
+    needs = Needs(metrics={"entropy", "loss"})
 
 
 def test_what_the_clients_do_not_provide_is_refused_before_the_first_round() -> None:
     needy, plain = as_aggregator(Needy()), as_aggregator(FedAvg())
-    check_needs(frozenset({"metrics:entropy", "metrics:loss"}), needy, plain)
-    with pytest.raises(ConfigError, match=r"needs 'metrics:entropy' from the clients; this task provides metrics:loss"):
-        check_needs(frozenset({"metrics:loss"}), plain, needy)
-    with pytest.raises(ConfigError, match="this task provides nothing"):
-        check_needs(frozenset(), needy)
+    check_needs(Capabilities(metrics={"entropy", "loss"}), needy, plain)
+    with pytest.raises(ConfigError, match=r"needs the metric 'entropy', which .* \(they support metrics loss\)"):
+        check_needs(Capabilities(metrics={"loss"}), plain, needy)
+    with pytest.raises(ConfigError, match=r"\(they support nothing\)"):
+        check_needs(Capabilities(), needy)
 
 
 # What is recorded.
@@ -516,7 +517,7 @@ def test_metrics_are_averaged_over_those_who_sent_them_and_do_not_overflow() -> 
 class Counting:
     """A filter that remembers how many rounds it saw, and drops a client in the first."""
 
-    needs = frozenset({"replies:memory"})
+    needs = Needs(server={"memory"})
 
     def __call__(self, current: Arrays, replies: Mapping[str, Reply], memory: Arrays) -> Any:
         seen = int(memory.get("counting.seen", 0))

@@ -7,6 +7,7 @@ import pytest
 
 from mutirao.aggregation import FedAvg
 from mutirao.core.fleet import Reply, Request, Site
+from mutirao.core.needs import Needs
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import Run, train
 from mutirao.core.update_figures import WIDTH, bias_in, dissimilarities, sketch, vectors_of
@@ -31,7 +32,7 @@ def test_the_output_layers_bias_is_found_by_its_length_or_by_name() -> None:
 
 def test_updates_are_kept_whole_if_short_and_sketched_if_long() -> None:
     end = {k: v + 2.0 for k, v in MODEL.items()} | {"2.bias": np.array([1.0, 5.0, np.inf])}
-    found = vectors_of({"replies:sketch", "replies:bias=3"}, MODEL, {"ana": Reply(end)}, seed=1)
+    found = vectors_of(Needs(server={"sketch"}, biases={"3"}), MODEL, {"ana": Reply(end)}, seed=1)
     assert found["bias"]["ana"].tolist() == [0.0, 4.0, 1e100]  # what can be squared
     assert found["sketch"]["ana"].tolist() == [2.0] * 12 + [0.0, 4.0, 1e100] + [2.0] * 12  # by the names' order
     draw = np.random.default_rng(0)
@@ -76,7 +77,7 @@ def test_a_model_without_such_a_layer_is_refused_before_anybody_is_asked() -> No
         raise AssertionError("was asked")
 
     class Odd:
-        needs = frozenset({"replies:bias=9"})
+        needs = Needs(biases={"9"})
 
         def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[str]:
             return ["ana"]

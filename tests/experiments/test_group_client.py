@@ -11,12 +11,13 @@ from torch import nn
 from mutirao.clustering.signatures import Bias, gaussian_sigma
 from mutirao.core.arrays import digest
 from mutirao.core.fleet import Failure, Reply, Request, Scalar, Site
+from mutirao.core.needs import Capabilities
 from mutirao.experiments.group_client import GroupMember, class_map, classes_in, last_layer, relabel
 from mutirao.privacy import DPSGD, RELEASES, Central, Local, NoPrivacy
 from mutirao.privacy.accounting import add_releases, epsilon
 from mutirao.training.plain import answer_or_failure
 from mutirao.training.samples import ClientData, Samples
-from mutirao.training.trainer import PROVIDED, Trainer
+from mutirao.training.trainer import CAPABILITIES, Trainer
 
 
 def net(outputs: int) -> nn.Module:
@@ -107,7 +108,7 @@ TOLD: dict[str, Scalar] = {"seed": 0, "round": 1}
 def test_where_clients_see_to_their_privacy_only_noised_updates_and_signatures_leave(privacy: Any) -> None:
     me = member(privacy, epsilon=1.0)
     arrays = me.trainers(5).initial(0)
-    assert me.provides == {"metrics:epsilon", "metrics:epsilon_next", "config:mu", "extras:signature"}
+    assert me.capabilities == Capabilities({"epsilon", "epsilon_next"}, {"signature"}, {"mu"})
     for do in ("evaluate", "probe", "take"):
         for answer, where in both_ways(me, Request(do, arrays, TOLD)):
             assert str(answer) == f"refused: privacy: only noised updates and signatures leave, no answer to {do!r}"
@@ -148,4 +149,5 @@ def test_where_the_server_is_trusted_clients_answer_as_without_privacy() -> None
         assert isinstance(trusting, Reply)
         assert isinstance(plain, Reply)
         assert (digest(trusting.arrays), trusting.metrics, trusting.n) == (digest(plain.arrays), plain.metrics, plain.n)
-    assert member(Central()).provides == member().provides == PROVIDED | {"evaluate", "extras:signature"}
+    every = CAPABILITIES | Capabilities(extras={"signature"}, requests={"evaluate"})
+    assert member(Central()).capabilities == member().capabilities == every

@@ -147,7 +147,7 @@ def test_over_flower_all_is_as_in_process_and_nothing_personal_crosses_the_wire(
         ("quickstart", {"personal": "fedper", "personal.new": 1.5}, "personal=fedper: new is 1.5"),
         ("quickstart", {"personal": "ditto", "personal.lam": -1.0}, "personal=ditto: lam is -1.0"),
         ("quickstart", {"personal": "fedprox"}, "no part is called 'fedprox'"),
-        ("quickstart", {"personal": "fedper", "aggregate": "scaffold"}, "needs 'comes:control' from the clients"),
+        ("quickstart", {"personal": "fedper", "aggregate": "scaffold"}, "needs the request's array 'control'"),
         ("groups", {"personal": "fedper"}, "personal=fedper: the flow of this recipe has its own models"),
         ("recsys", {"personal": "ditto"}, "personal=ditto: the flow of this recipe has its own models"),
         ("tabular", {"personal": "fedper", "test": 0.0}, "have no test data of their own"),

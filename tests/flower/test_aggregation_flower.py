@@ -37,7 +37,6 @@ from mutirao.aggregation import (
 )
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply
-from mutirao.core.parts import request_config
 
 ROUNDS, CLIENTS = 7, 9
 SHAPES = {"conv.weight": (4, 3, 3, 3), "conv.bias": (4,), "head.weight": (10, 36), "head.bias": (10,), "scale": (1,)}
@@ -225,7 +224,7 @@ def test_fedprox_of_both_sends_mu_with_the_request() -> None:
     grid = TableGrid(table)
     initial = ArrayRecord({k: Array(v) for k, v in start.items()})
     flower.FedProx(**COMMON, proximal_mu=0.9).start(grid, initial, num_rounds=1)
-    assert {c["proximal-mu"] for c in grid.configs} == {request_config(FedProx(mu=0.9).needs)["mu"]}
+    assert {c["proximal-mu"] for c in grid.configs} == {FedProx(mu=0.9).needs.config["mu"]}
 
 
 # Where the two differ on purpose.

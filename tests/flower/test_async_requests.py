@@ -170,7 +170,7 @@ def test_on_the_simulated_clock_the_wire_changes_no_bit(part: Any) -> None:
     for fleet in (LocalFleet(task.handler, task.population), connected(task)[1]):
         run = Run(task.initial(), seed=3)
         timed = TimedFleet(fleet, TiFLDevices(), run, epochs=1)
-        rebases = "replies:models" not in part.needs
+        rebases = "models" not in part.needs.server
         staggered = AsynchronousFleet(timed, run, part.buffer_of(4), 4, rebases=rebases)
         select = RefillingSelector(Uniform, staggered)
         rounds = list(train(run, staggered, rounds=6, select=select, aggregate=part, patience=Patience(min_replies=1)))

@@ -369,7 +369,7 @@ def test_the_proximal_term_is_for_what_is_shared_in_fedrep() -> None:
 
 @pytest.mark.parametrize("kind", [FedPer(), Ditto(), Finetune()])
 def test_corrections_of_a_whole_model_are_for_kinds_that_send_one(kind: Settings) -> None:
-    assert ("config:correct" in made(kind).provides) == (not isinstance(kind, FedPer))
+    assert ("correct" in made(kind).capabilities.config) == (not isinstance(kind, FedPer))
 
 
 def test_the_second_model_is_not_corrected() -> None:

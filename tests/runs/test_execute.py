@@ -116,7 +116,7 @@ def test_a_start_that_is_refused_by_the_flow_leaves_nothing_behind_either(tmp_pa
         out.mkdir(parents=True)
     with pytest.raises(ConfigError, match="clients_every: the clients of this task have no test data"):
         execute("ranking", {"rounds": 1, "clients": 4, "queries": 50, "clients_every": 1}, out)
-    with pytest.raises(ConfigError, match="needs 'metrics:entropy' from the clients"):
+    with pytest.raises(ConfigError, match="needs the metric 'entropy', which the clients of this task do not support"):
         execute(iris, {"select": "aoiu"}, out)
     assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ([".lock"] if there else [])
     assert execute(iris, SHORT, out)["rounds"] > 0

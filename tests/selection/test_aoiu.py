@@ -7,6 +7,7 @@ import pytest
 from scipy.stats import chisquare
 
 from choosing import rng, roster_of
+from mutirao.core.needs import Needs
 from mutirao.core.roster import Roster
 from mutirao.errors import ConfigError
 from mutirao.metrics import gini
@@ -127,13 +128,13 @@ def test_a_client_that_sends_absurd_figures_breaks_nothing() -> None:
 
 
 def test_what_a_policy_asks_of_clients_follows_from_its_scores() -> None:
-    assert AoIU(3, 1.0).needs == frozenset()
-    hundred = "config:probe_samples=100"
-    assert AoIU(3, 0.5).needs == {"metrics:entropy", hundred}
-    assert AoIU(3, 0.5, utility="loss").needs == {"metrics:loss", hundred}
-    assert AoIU(3, 0.5, utility="update_norm").needs == {"replies:update_norm"}
-    assert AoIU(3, 0.5, refresh="all").needs == {"probe:entropy", hundred}
-    assert AoIU(3, 0.5, refresh="share").needs == {"metrics:entropy", "probe:entropy", hundred}
+    assert AoIU(3, 1.0).needs == Needs()
+    hundred = {"probe_samples": 100}
+    assert AoIU(3, 0.5).needs == Needs(metrics={"entropy"}, config=hundred)
+    assert AoIU(3, 0.5, utility="loss").needs == Needs(metrics={"loss"}, config=hundred)
+    assert AoIU(3, 0.5, utility="update_norm").needs == Needs(server={"update_norm"})
+    assert AoIU(3, 0.5, refresh="all").needs == Needs(probes={"entropy"}, config=hundred)
+    assert AoIU(3, 0.5, refresh="share").needs == Needs(metrics={"entropy"}, probes={"entropy"}, config=hundred)
     roster = roster_of([f"c{i}" for i in range(20)])
     assert AoIU(3, 0.5).probes(roster, 1, rng()) == []
     assert AoIU(3, 0.5, refresh="all").probes(roster, 1, rng()) == sorted(roster.ids)
@@ -150,12 +151,12 @@ def two_values(roster: Roster, round: int) -> np.ndarray:
     return np.zeros(2)
 
 
-half_known.needs = {"metrics:entropy"}  # type: ignore[attr-defined]
+half_known.needs = Needs(metrics={"entropy"})  # type: ignore[attr-defined]
 
 
 def test_a_score_of_ones_own_goes_by_its_path_and_says_what_it_needs() -> None:
     select = Mix(2, f"0.1 age + 2 {__name__}:half_known")
-    assert select.needs == {"metrics:entropy", "config:probe_samples=100"}
+    assert select.needs == Needs(metrics={"entropy"}, config={"probe_samples": 100})
     assert select(roster_of(["ana", "bia", "caio"]), 1, rng()) == ["bia", "caio"]  # never heard of: first
     with pytest.raises(ConfigError, match=f"cannot load '{__name__}:nothing'"):
         Mix(2, f"{__name__}:nothing")

@@ -108,8 +108,8 @@ def test_the_pacer_is_that_of_the_authors_code(course: str) -> None:
 
 
 def test_the_pacer_goes_on_where_it_was_and_needs_to_know_durations() -> None:
-    assert "replies:memory" in Oort(3, pace=30.0).needs
-    assert "replies:memory" not in Oort(3).needs
+    assert "memory" in Oort(3, pace=30.0).needs.server
+    assert "memory" not in Oort(3).needs.server
     with pytest.raises(ConfigError, match=r"^select\.pace: the clients' durations are unknown; set devices"):
         Oort(3, pace=30.0)(roster_of(["ana", "bia"]), 1, rng(), {})
 

@@ -36,5 +36,5 @@ def test_a_run_in_two_parts_is_that_in_one(policy: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_looks_at_single_clients_is_refused_with_secure_aggregation(policy: str, tmp_path: Path) -> None:
     settings = {**SMALL, "devices": "none", "secure": "secagg+", "rounds": 1, "select": policy, **POLICIES[policy]}
-    with pytest.raises(ConfigError, match=r"uses '\w+:\w+.*' of single clients, and secure=secagg\+ shows"):
+    with pytest.raises(ConfigError, match=r"uses the .* of single clients, and secure=secagg\+ shows"):
         execute("selection", resolve(Config, settings), tmp_path / "run")

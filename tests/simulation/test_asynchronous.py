@@ -15,6 +15,7 @@ from mutirao.aggregation.fedbuff import FedBuff
 from mutirao.config import resolve
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request
+from mutirao.core.needs import Needs
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.experiments.task import find
@@ -221,7 +222,7 @@ def test_a_fleet_that_answers_at_once_says_that_it_cannot() -> None:
 
 def test_any_method_that_joins_updates_takes_carried_over_replies() -> None:
     class Buffered(FedAvg):
-        needs = frozenset({"replies:staleness"})
+        needs = Needs(server={"staleness"})
 
         def buffer_of(self, at_once: int) -> int:
             return 2

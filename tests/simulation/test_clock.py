@@ -8,6 +8,7 @@ import pytest
 from mutirao.aggregation import FedAvg
 from mutirao.config import Part, build, resolve
 from mutirao.core.fleet import Reply, Request, Site
+from mutirao.core.needs import Needs
 from mutirao.core.rounds import Group, Patience, Run, step
 from mutirao.errors import ConfigError
 from mutirao.experiments.simulated_parts import build_select
@@ -114,7 +115,7 @@ def test_probes_take_time_too_a_forward_pass_a_third() -> None:
     fleet, run = timed()
 
     class Probing:
-        needs = frozenset({"config:probe_samples=6"})
+        needs = Needs(config={"probe_samples": 6})
 
         def probes(self, roster: object, round: int, rng: object) -> list[str]:
             return ["ana"]

@@ -9,6 +9,7 @@ import torch
 
 from mutirao.config import Part, build, resolve
 from mutirao.core.fleet import Answers, Reply, Request, Site, Wrapper
+from mutirao.core.needs import Capabilities
 from mutirao.core.rounds import Run
 from mutirao.errors import ConfigError
 from mutirao.experiments.task import find
@@ -109,7 +110,7 @@ def test_what_these_clients_cannot_do_is_refused() -> None:
 class Noting:
     """A handler that answers with what it was given."""
 
-    provides = frozenset({"metrics:seen"})
+    capabilities = Capabilities(metrics={"seen"})
 
     def __call__(self, request: Request, site: Site) -> Reply:
         assert NOW not in request.config
@@ -136,7 +137,7 @@ def test_many_at_once_have_the_data_they_have_one_by_one_and_keep_their_state() 
     assert alone == together
     assert list(alone[0].values()) == [float(i) for i in range(10)]
     assert alone[1] != alone[0]
-    assert DriftHandler(Noting(), none, around()).provides == {"metrics:seen"}
+    assert DriftHandler(Noting(), none, around()).capabilities == Capabilities(metrics={"seen"})
     assert DriftHandler(Noting(), none, around()).many is None
 
 

@@ -161,14 +161,14 @@ def test_scaffolds_first_option_sends_the_change_of_the_gradient_at_the_model_re
 
 def test_steps_that_are_no_sum_of_gradients_are_not_corrected() -> None:
     for trainer in (Trainer(network, optimizer="adam"), Trainer(network, clip=1.0)):
-        assert "config:correct" not in trainer.provides
+        assert "correct" not in trainer.capabilities.config
         reply = trainer.many(
             {"ana": Request("train", trainer.initial(0), {"seed": 0, "round": 1, "correct": "feddyn", "mu": 0.1})},
             {"ana": Site("ana", data("ana"))},
         )["ana"]
         assert isinstance(reply, Failure)
         assert reply.kind == "refused"
-    assert "metrics:reach" not in Trainer(network, optimizer="adam").provides
+    assert "reach" not in Trainer(network, optimizer="adam").capabilities.metrics
 
 
 def test_a_method_nobody_knows_is_refused() -> None:

@@ -149,4 +149,4 @@ def test_a_run_that_tells_what_nobody_knows_says_so() -> None:
     with pytest.raises(TooFewReplies, match=r"told\.rate: not a hyperparameter of this client"):
         trained({"rate": 0.1})
     with pytest.raises(ConfigError, match="config: extras must be the same in every round"):
-        Group(everyone, FedAvg(), config=lambda round: {"extras": "entropy"}).request(Run({}), "train")
+        Group(everyone, FedAvg(), config=lambda round: {"extras": "entropy"}).request(Run({}), "train", ())

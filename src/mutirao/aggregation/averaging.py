@@ -16,6 +16,7 @@ from mutirao.aggregation.base import (
     merge_models,
 )
 from mutirao.core.arrays import Arrays
+from mutirao.core.needs import Needs
 from mutirao.core.parts import Merged
 
 
@@ -44,16 +45,16 @@ class FedProx(FedAvg):
 
     The server aggregates as FedAvg does; clients are sent the weight of the proximal term:
 
-    >>> FedProx(mu=0.01).needs
-    frozenset({'config:mu=0.01'})
+    >>> FedProx(mu=0.01).needs.config
+    {'mu': 0.01}
     """
 
     mu: float = 0.1
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> Needs:
         """Clients must support the proximal term."""
-        return frozenset({f"config:mu={self.mu!r}"})
+        return Needs(config={"mu": self.mu})
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Literal
 from mutirao.aggregation.base import check_setting, staleness_of
 from mutirao.core.arrays import Arrays, average_arrays
 from mutirao.core.fleet import ClientId, Reply
+from mutirao.core.needs import Needs
 from mutirao.core.parts import Merged
 
 Decay = Literal["constant", "hinge", "polynomial"]
@@ -49,11 +50,11 @@ class FedAsync:
         check_setting("mu", 0 <= self.mu < inf, self.mu, "at least 0")
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> Needs:
         """The staleness of replies, and models as they were trained; if `mu` is set, clients must support it."""
-        needs = frozenset({"replies:staleness", "replies:models"})
+        needs = Needs(server={"staleness", "models"})
         if self.mu:
-            return needs | {f"config:mu={self.mu!r}"}
+            return needs | Needs(config={"mu": self.mu})
         return needs
 
     def buffer_of(self, at_once: int) -> int:

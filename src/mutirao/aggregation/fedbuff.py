@@ -9,6 +9,7 @@ from math import inf
 from mutirao.aggregation.base import check_setting, staleness_of
 from mutirao.core.arrays import Array, Arrays, average_arrays, blend, cast_to
 from mutirao.core.fleet import ClientId, Reply
+from mutirao.core.needs import Needs
 from mutirao.core.parts import Merged
 
 
@@ -34,7 +35,7 @@ class FedBuff:
     buffer: int = 0
     exponent: float = 0.5
 
-    needs = frozenset({"replies:staleness"})
+    needs = Needs(server={"staleness"})
 
     def __post_init__(self) -> None:
         check_setting("lr", 0 < self.lr < inf, self.lr, "above 0")

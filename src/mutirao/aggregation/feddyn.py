@@ -24,6 +24,7 @@ from mutirao.aggregation.base import (
 )
 from mutirao.config import handed_over
 from mutirao.core.arrays import Arrays, cast_to
+from mutirao.core.needs import Needs
 from mutirao.core.parts import Merged
 
 MEMORY = "feddyn.h."
@@ -48,9 +49,9 @@ class FedDyn(Checked):
     population: int | None = handed_over()  # N, the number of all clients; set by the run
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> Needs:
         """Clients must support the correction, which keeps h_k, and the weight alpha."""
-        return frozenset({"config:correct=feddyn", f"config:mu={self.alpha!r}"})
+        return Needs(config={"correct": "feddyn", "mu": self.alpha})
 
     def __call__(self, current: Arrays, replies: Replies, memory: Arrays) -> Merged:
         """The next model; h goes into the memory."""

@@ -13,6 +13,7 @@ from mutirao.aggregation.base import (
 )
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Failure, Reply
+from mutirao.core.needs import Needs
 from mutirao.core.parts import Merged
 
 
@@ -38,9 +39,9 @@ class FedNova(Checked):
     lr: float = 1.0
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> Needs:
         """Clients report their effective steps."""
-        return frozenset({"metrics:reach"})
+        return Needs(metrics={"reach"})
 
     def fault(self, reply: Reply) -> Failure | None:
         """A reply without effective steps."""

@@ -9,6 +9,7 @@ from mutirao.aggregation.base import Replies
 from mutirao.config import handed_over
 from mutirao.core.arrays import Array, Arrays, average_arrays, blend, cast_to
 from mutirao.core.fleet import Failure, Reply
+from mutirao.core.needs import Needs
 from mutirao.core.parts import Merged
 from mutirao.errors import MutiraoError
 from mutirao.risk import batch_risks
@@ -57,7 +58,7 @@ class FedRisk:
     classes: int | None = handed_over()  # None: any byte is an error
     clamp: bool = True
 
-    needs = frozenset({"extras:squared_errors"})
+    needs = Needs(extras={"squared_errors"})
 
     def __post_init__(self) -> None:
         if min(self.alpha, self.beta, self.aversion) < 0 or self.alpha + self.beta == 0:

@@ -8,6 +8,7 @@ from mutirao.aggregation.base import Checked, Replies, move_by, squares_of, weig
 from mutirao.config import handed_over
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Failure, Reply
+from mutirao.core.needs import Needs
 from mutirao.core.parts import Merged
 from mutirao.errors import ConfigError
 
@@ -39,9 +40,9 @@ class QFedAvg(Checked):
     client_lr: float | None = handed_over()  # set by the run
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> Needs:
         """Clients report the loss of the model before they train it."""
-        return frozenset({f"metrics:{LOSS}"})
+        return Needs(metrics={LOSS})
 
     def fault(self, reply: Reply) -> Failure | None:
         """A reply without its loss, or with one that cannot be raised to a power."""

@@ -40,6 +40,7 @@ from mutirao.aggregation.base import (
 from mutirao.config import handed_over
 from mutirao.core.arrays import Array, Arrays, blend
 from mutirao.core.fleet import Failure, Reply
+from mutirao.core.needs import Needs
 from mutirao.core.parts import Merged
 
 CONTROL = "control"  # the extra that holds c on the way down, and with option 1 c_k' - c_k on the way up
@@ -73,10 +74,12 @@ class Scaffold(Checked):
     population: int | None = handed_over()  # N, the number of all clients; set by the run
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> Needs:
         """Clients must support the correction, which keeps c_k, and send its change or their effective steps."""
-        sent = "extras:control" if self.option == 1 else "metrics:reach"
-        return frozenset({f"config:correct=scaffold{self.option}", "comes:control", sent})
+        correction = Needs(config={"correct": f"scaffold{self.option}"}, request_extras={"control"})
+        if self.option == 1:
+            return correction | Needs(extras={"control"})
+        return correction | Needs(metrics={"reach"})
 
     def sends(self, current: Arrays, memory: Arrays) -> Arrays:
         """c, as one vector, once it is not 0."""

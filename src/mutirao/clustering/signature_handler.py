@@ -14,6 +14,7 @@ import numpy as np
 from mutirao.clustering.signatures import add_noise, generator, noise_of
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, Site, failure_of
+from mutirao.core.needs import Capabilities
 from mutirao.core.parts import AnyHandler, Many, as_handler
 from mutirao.core.sparse_rows import to_dense
 from mutirao.errors import Refused
@@ -22,7 +23,7 @@ from mutirao.privacy import RELEASES, AtClient, Central, NoPrivacy
 WARM = "warm"
 FIT = "fit"
 MOST_TIMES = 10_000  # rounds that a client may be asked to train alone
-SIGNS = "extras:signature"  # in `provides` of handlers that send signatures
+SIGNS = Capabilities(extras={"signature"})  # of handlers that send signatures
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,9 @@ class SignatureHandler:
     privacy: Any = NoPrivacy()  # the client's own privacy mechanism
 
     @property
-    def provides(self) -> frozenset[str]:
-        """What the task's handler provides, and a signature."""
-        return as_handler(self.handler).provides | {SIGNS}
+    def capabilities(self) -> Capabilities:
+        """Those of the task's handler, and a signature."""
+        return as_handler(self.handler).capabilities | SIGNS
 
     @property
     def private(self) -> bool:

@@ -40,7 +40,7 @@ class EncodingHandler:
     def __init__(self, handler: AnyHandler, codec: Codec) -> None:
         self.handler = as_handler(handler)
         self.codec = codec
-        self.provides = self.handler.provides
+        self.capabilities = self.handler.capabilities
         self.private = self.handler.private
 
     @property

@@ -3,13 +3,15 @@
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import or_
 
 import numpy as np
 
 from mutirao.core.arrays import Arrays, as_part, is_finite, part_of
 from mutirao.core.fleet import Answers, ClientId, Reply, Request, Scalar
+from mutirao.core.needs import USUAL, Needs
 from mutirao.core.parts import (
-    USUAL,
     Aggregator,
     AnyAggregator,
     AnyFilter,
@@ -21,8 +23,6 @@ from mutirao.core.parts import (
     as_aggregator,
     as_filter,
     as_selector,
-    names_of,
-    request_config,
 )
 from mutirao.core.records import Row
 from mutirao.core.roster import Roster
@@ -72,8 +72,9 @@ class Group:
 
     >>> from mutirao.aggregation import FedAvg
     >>> from mutirao.selection import AoIU
-    >>> sorted(Group(AoIU(5), FedAvg()).needs)  # what the clients will be asked to report
-    ['config:probe_samples=100', 'metrics:entropy']
+    >>> needs = Group(AoIU(5), FedAvg()).needs
+    >>> needs.metrics, needs.config  # what the clients will be asked to report, and on how many samples
+    (frozenset({'entropy'}), {'probe_samples': 100})
     """
 
     def __init__(
@@ -105,11 +106,11 @@ class Group:
         return (self.select, self.aggregate, *self.filters)
 
     @property
-    def needs(self) -> set[str]:
+    def needs(self) -> Needs:
         """What the parts need of the clients, and the extras that `config` requests."""
         config = {} if callable(self.config) else self.config
-        extras = {f"extras:{name}" for name in str(config.get("extras", "")).split(",") if name}
-        return extras.union(*(part.needs for part in self.parts))
+        extras = {name for name in str(config.get("extras", "")).split(",") if name}
+        return reduce(or_, (part.needs for part in self.parts), Needs(extras=extras))
 
     def roster(self, roster: Roster) -> Roster:
         """The roster with only the members present, as the selector sees it."""
@@ -120,19 +121,20 @@ class Group:
         present[rows] = roster.present[rows]
         return replace(roster, present=present)
 
-    def request(self, run: Run, do: str, *kinds: str) -> Request:
-        """The request common to all clients, with the settings for the needs of these kinds."""
+    def request(self, run: Run, do: str, requested: Collection[str]) -> Request:
+        """The request common to all clients, to report these metrics and extras."""
         own = self.config(run.round + 1) if callable(self.config) else self.config
         if callable(self.config) and "extras" in own:
             raise ConfigError("config: extras must be the same in every round; give them in a dict, not in a function")
         config: dict[str, Scalar] = {"seed": run.seed, "round": run.round + 1}
         config |= {k: v for k, v in own.items() if k != "extras"}
-        return Request(do, part_of(run.arrays, self.name), config | request_config(self.needs, *kinds))
+        return Request(do, part_of(run.arrays, self.name), config | self.needs.request_config(requested))
 
     def requests(self, run: Run, selected: Sequence[ClientId]) -> dict[ClientId, Request]:
         """The training request of each selected client."""
         extras = self.aggregate.sends(part_of(run.arrays, self.name), part_of(run.memory, self.name))
-        common = replace(self.request(run, "train", "metrics", "extras"), extras=extras)
+        needs = self.needs
+        common = replace(self.request(run, "train", {*needs.metrics, *needs.extras}), extras=extras)
         # One request for all unless `address` differs by client: fleets recognise it by identity and pack it once.
         requests = dict.fromkeys(selected, common)
         if self.address is not None:
@@ -144,18 +146,19 @@ class Group:
     def bound(self, run: Run, answers: Answers) -> tuple[Answers, dict[ClientId, int]]:
         """The answers held to what one client may claim, and the number of samples that others declared."""
         needs = self.needs
-        known = USUAL | names_of(needs, "metrics") | names_of(needs, "probe") | set(self.metrics or ())
-        known |= names_of(needs, "replies") & {"staleness"}
+        known = {*USUAL, *needs.metrics, *needs.probes, *(self.metrics or ())}
+        if "staleness" in needs.server:
+            known.add("staleness")
         strict = self.metrics is not None
         return bound_answers(answers, run.roster, run.round + 1, self.size_cap, known, strict)
 
     def screen(self, current: Arrays, replies: dict[ClientId, Reply], memory: Arrays) -> Screened:
         """Pass the replies through each filter in turn; return those kept and why each other one was rejected."""
         rejected: dict[ClientId, str] = {}
-        if self.filters or "replies:rows" not in self.aggregate.needs:
+        if self.filters or "rows" not in self.aggregate.needs.server:
             replies = dense_replies(current, replies)
         for keep in self.filters:
-            past = (memory,) if "replies:memory" in keep.needs else ()
+            past = (memory,) if "memory" in keep.needs.server else ()
             replies, dropped = keep(current, replies, *past)
             rejected |= dropped
         return replies, rejected
@@ -214,7 +217,7 @@ def run_selector(
     select: Selector, roster: Roster, number: int, draw: np.random.Generator, memory: Arrays
 ) -> list[ClientId]:
     """Call a selector and check what it returns; it must not be empty, unless the selector says it may be."""
-    past = (memory,) if "replies:memory" in select.needs else ()
+    past = (memory,) if "memory" in select.needs.server else ()
     selected = select(roster, number, draw, *past)
     if not selected and not select.may_be_empty:
         raise ConfigError(f"{select!r} selected no client in round {number}")
@@ -280,7 +283,7 @@ def aggregate(run: Run, attempt: Attempt, memory: Arrays) -> Merged:
 def client_figures(run: Run, attempt: Attempt, merged: Merged) -> dict[ClientId, dict[str, float]]:
     """What is known of each client after the round: its metrics, measures of its update, the aggregator's figures."""
     current = part_of(run.arrays, attempt.group.name)
-    wanted = names_of(attempt.group.needs, "replies") & MEASURES.keys()
+    wanted = MEASURES.keys() & attempt.group.needs.server
     figures = {c: dict(r.metrics) for c, r in attempt.replies.items()}
     if wanted and attempt.replies:
         moves = moves_of(current, attempt.replies)

@@ -1,35 +1,20 @@
 """The parts of a round: how each is called, and what each may declare. A plain function is a part, too.
 
-A part declares once what it `needs`. What clients are sent, asked for and measured by follows from that:
-
-    metrics:NAME       a metric that clients report with their update, such as `metrics:entropy`
-    extras:NAME        arrays that clients send besides it, never averaged, such as `extras:squared_errors`
-    probe:NAME         a metric that clients report when they are asked before the selection
-    replies:NAME       what the server finds in replies: `update_norm`, `samples`, or their `rows` as they were sent
-    replies:sketch     each client's update as a short vector; `replies:bias=10`: of the bias with ten entries
-    replies:staleness  how many models were made since each client began; rounds do not wait for all clients
-    replies:models     such late replies as they were trained, not as if begun from the current model
-    replies:memory     of earlier rounds: the filter or selector is called with the run's memory, too
-    config:NAME=VALUE  a setting that clients are sent and must support, such as `config:mu=0.1`
-    comes:NAME         arrays that are sent with the model, which clients must support
-
-A handler declares what it `provides` in the same words, settings without their values.
+What a part needs of clients, and what a handler can do, is declared in the terms of `mutirao.core.needs`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
-from mutirao.config import parse_value
 from mutirao.core.arrays import Arrays
-from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, Site
+from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site
+from mutirao.core.needs import Capabilities, Needs, as_needs, former_capabilities
 from mutirao.core.roster import Roster
 from mutirao.errors import ConfigError
-
-USUAL = {"loss", "accuracy"}  # reported with every update without being requested
 
 Screened = tuple[dict[ClientId, Reply], dict[ClientId, str]]  # the replies kept, and why each other one was rejected
 Many = Callable[[Mapping[ClientId, Request], Mapping[ClientId, Site]], Mapping[ClientId, Reply | Failure]]
@@ -59,19 +44,19 @@ AnyFilter = Callable[..., Screened]  # (current, replies), and memory if it need
 class Handler(Protocol):
     """What a client does: `(request, site) -> reply`.
 
-    Any function of a request and a site is one. Metrics and extras that it can send are declared in `provides`:
+    Any function of a request and a site is one. Metrics and extras that it can send are its `capabilities`:
 
     >>> def mean(request, site):
     ...     return Reply({"mean": np.array(site.data).mean(keepdims=True)}, metrics={"loss": 0.0}, n=len(site.data))
-    >>> mean.provides = frozenset({"metrics:loss"})
+    >>> mean.capabilities = Capabilities(metrics={"loss"})
     >>> mean(Request("train", {}), Site("ana", data=[1.0, 3.0])).arrays["mean"]
     array([2.])
     """
 
     @property
-    def provides(self) -> frozenset[str]:
-        """The metrics, extras and settings that it supports."""
-        return frozenset()
+    def capabilities(self) -> Capabilities:
+        """The metrics, extras and hyperparameters that it supports."""
+        return former_capabilities(self)
 
     @property
     def many(self) -> Many | None:
@@ -114,8 +99,8 @@ class Handler(Protocol):
 class Selector(Protocol):
     """Selects the clients of a round: `(roster, round, rng) -> clients`, among those present.
 
-    A selector that needs `replies:memory` also gets the memory, and writes into it as an aggregator does; it is called
-    again for a round that failed, so it may write the same twice.
+    A selector that needs `Needs(server={"memory"})` also gets the memory, and writes into it as an aggregator does; it
+    is called again for a round that failed, so it may write the same twice.
 
     Any function of these three is one; this one takes the first client by name:
 
@@ -128,9 +113,9 @@ class Selector(Protocol):
     """
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> Needs:
         """What it needs of the clients."""
-        return frozenset()
+        return Needs()
 
     @property
     def may_be_empty(self) -> bool:
@@ -162,9 +147,9 @@ class Aggregator(Protocol):
     """
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> Needs:
         """What it needs of the clients."""
-        return frozenset()
+        return Needs()
 
     @property
     def mean_only(self) -> bool:
@@ -177,7 +162,7 @@ class Aggregator(Protocol):
         return 1
 
     def sends(self, current: Arrays, memory: Arrays) -> Arrays:
-        """The extras of a training request; they must be declared in `needs`, by `comes`."""
+        """The extras of a training request; they must be declared in `needs.request_extras`."""
         return {}
 
     def buffer_of(self, at_once: int) -> int:
@@ -196,7 +181,7 @@ class Aggregator(Protocol):
 class Filter(Protocol):
     """Rejects suspicious updates: `(current, replies) -> (kept, reasons of the others)`.
 
-    A filter that needs `replies:memory` also gets the memory, and writes into it as an aggregator does.
+    A filter that needs `Needs(server={"memory"})` also gets the memory, and writes into it as an aggregator does.
 
     Any function of these two is one; this one drops clients with fewer than ten samples:
 
@@ -208,9 +193,9 @@ class Filter(Protocol):
     """
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> Needs:
         """What it needs of the clients."""
-        return frozenset()
+        return Needs()
 
     def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply], *memory: Arrays) -> Screened:
         """The replies kept, and why each other one was rejected."""
@@ -228,7 +213,8 @@ class WithDefaults:
         for name, default in vars(kind).items():
             if not name.startswith("_"):
                 usual = default.__get__(part) if isinstance(default, property) else MethodType(default, part)
-                setattr(self, name, getattr(part, name, usual))
+                own: Any = getattr(part, name, usual)
+                setattr(self, name, as_needs(own) if name == "needs" else own)
 
     def __call__(self, *given: Any) -> Any:
         """Call the part."""
@@ -265,36 +251,11 @@ def as_filter(part: AnyFilter) -> Filter:
     return with_defaults(part, Filter)  # type: ignore[type-abstract]
 
 
-def names_of(needs: Iterable[str], kind: str) -> set[str]:
-    """The names of one kind among needs: `names_of({"metrics:loss"}, "metrics")` is `{"loss"}`."""
-    return {need.partition(":")[2] for need in needs if need.startswith(f"{kind}:")}
-
-
-def request_config(needs: Iterable[str], *kinds: str) -> dict[str, Scalar]:
-    """The config of a request whose reply has what is needed: settings, and the extras of the given kinds."""
-    needs = frozenset(needs)
-    config: dict[str, Scalar] = {}
-    for setting in sorted(names_of(needs, "config")):
-        name, _, value = setting.partition("=")
-        config[name] = parse_value(value)
-    wanted = set().union(*(names_of(needs, kind) for kind in kinds)) - USUAL
-    if wanted:
-        config["extras"] = ",".join(sorted(wanted))
-    return config
-
-
-def find_unmet(provides: Iterable[str], needs: Iterable[str]) -> list[str]:
-    """The needs that clients with these `provides` cannot meet, without the values of settings."""
-    given = set(provides)
-    given |= {f"probe:{name}" for name in names_of(given, "metrics")}  # a metric can also be requested in a probe
-    plain = {need.partition("=")[0] for need in needs}
-    lacking = sorted(need for need in plain - given if not need.startswith("replies:"))
-    return sorted(lacking, key=lambda need: need.startswith("config:"))  # settings come last
-
-
-def check_needs(provides: Iterable[str], *parts: Selector | Aggregator | Filter) -> None:
-    """Refuse, before the first round, a part that needs what the clients do not provide."""
+def check_needs(capabilities: Capabilities, *parts: Selector | Aggregator | Filter) -> None:
+    """Refuse, before the first round, a part that needs what the clients are not capable of."""
     for part in parts:
-        for need in find_unmet(provides, part.needs):
-            given = ", ".join(sorted(provides)) or "nothing"
-            raise ConfigError(f"{part!r} needs {need!r} from the clients; this task provides {given}")
+        for need in capabilities.unmet(part.needs):
+            raise ConfigError(
+                f"{part!r} needs {need}, which the clients of this task do not support (they support {capabilities}); "
+                "choose another method, or declare it in the capabilities of the handler"
+            )

@@ -295,7 +295,7 @@ def probe(run: Run, fleet: Fleet, groups: Sequence[Group], number: int, progress
         draw = run.rng(purpose_of("probe", group, number))
         clients = check_selection(group.select, group.select.probes(roster, run.round + 1, draw), roster)
         if clients:
-            requests |= dict.fromkeys(clients, group.request(run, "probe", "probe"))
+            requests |= dict.fromkeys(clients, group.request(run, "probe", group.needs.probes))
     if not requests:
         return
     answers, _ = groups[0].bound(run, sift(fleet.ask(requests), fault_of_extras))

@@ -1,18 +1,18 @@
 """What the server measures of updates itself: numbers such as their lengths, and short vectors of them.
 
-`replies:sketch` is a client's whole update; one of more than WIDTH numbers is hashed down to that many, so that
+`sketch` is a client's whole update; one of more than WIDTH numbers is hashed down to that many, so that
 lengths and angles stay about the same (the count sketch of Charikar, Chen and Farach-Colton, ICALP 2002).
-`replies:bias=C` is how far it moved the bias of the layer with C outputs, or the array of that name.
+A bias update is how far it moved the bias of the layer with C outputs, or the array of that name.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from mutirao.core.arrays import Arrays, flat
 from mutirao.core.fleet import ClientId, Reply
-from mutirao.core.parts import names_of
+from mutirao.core.needs import Needs
 from mutirao.core.sparse_rows import to_dense
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
@@ -22,15 +22,10 @@ WIDTH = 1024
 LARGEST = 1e100  # squares of such numbers, and sums of these, are finite
 
 
-def check_vectors(needs: Collection[str], arrays: Arrays) -> None:
+def check_vectors(needs: Needs, arrays: Arrays) -> None:
     """Raise ConfigError, before the first round, if the model does not have the layer that a part needs."""
-    for which in wanted_biases(needs):
+    for which in needs.biases:
         bias_in(arrays, which)
-
-
-def wanted_biases(needs: Collection[str]) -> list[str]:
-    """The layers whose bias is needed."""
-    return [name.partition("=")[2] for name in sorted(names_of(needs, "replies")) if name.startswith("bias=")]
 
 
 def bias_in(arrays: Arrays, which: str) -> str:
@@ -75,15 +70,15 @@ MEASURES = {"update_norm": lengths, "dissimilarity": dissimilarities}
 
 
 def vectors_of(
-    needs: Collection[str], current: Arrays, replies: Mapping[ClientId, Reply], seed: int
+    needs: Needs, current: Arrays, replies: Mapping[ClientId, Reply], seed: int
 ) -> dict[str, dict[ClientId, Floats]]:
     """The vectors that are needed, by kind and client."""
     out: dict[str, dict[ClientId, Floats]] = {}
-    for which in wanted_biases(needs):  # mostly none, so that sparse replies are not made dense needlessly
+    for which in sorted(needs.biases):  # mostly none, so that sparse replies are not made dense needlessly
         name = bias_in(current, which)
         ends = {c: to_dense(current, reply.arrays)[name].astype(np.float64) for c, reply in replies.items()}
         out["bias"] = {c: clipped(end - current[name]) for c, end in ends.items()}
-    if "replies:sketch" in needs:
+    if "sketch" in needs.server:
         moves = moves_of(current, replies)
         out["sketch"] = {c: sketch(move, seed) for c, move in zip(replies, moves, strict=True)}
     return out

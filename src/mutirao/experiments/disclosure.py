@@ -6,11 +6,13 @@ of its own (`Recipe.asks`). Sites' policies are written from it, so that they al
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from mutirao.core.agreement import AGREE
 from mutirao.core.hyperparameters import BY_METHODS
-from mutirao.core.parts import names_of
+from mutirao.core.needs import Needs
 from mutirao.errors import ConfigError
 
 # Metrics that clients report only if a part needs them.
@@ -42,23 +44,23 @@ class Disclosure:
 
 def ordinary_disclosure(task: Any, parts: Iterable[Any], clients_evaluate: bool) -> Disclosure:
     """What the ordinary flow exchanges with a task's clients, given its parts."""
-    needs = frozenset[str]().union(*(part.needs for part in parts))
-    provided = names_of(task.provides, "metrics")
-    probed = names_of(needs, "probe")
+    needs = reduce(or_, (part.needs for part in parts), Needs())
+    provided = frozenset(task.capabilities.metrics)
+    probed = frozenset(needs.probes)
     requests = ["train", AGREE]
     # Every update may carry these metrics, whether or not a part of this run needs them.
     metrics = provided - ON_DEMAND - (set(task.metrics) - {"loss", "accuracy"})
-    metrics |= names_of(needs, "metrics") | (probed & provided)
+    metrics |= {*needs.metrics, *(probed & provided)}
     if probed:
         requests.append("probe")
     if clients_evaluate:
         requests.append("evaluate")
         metrics |= {*task.metrics, *({"loss", "accuracy"} & provided)}
-    extras = set(names_of(needs, "extras"))
+    extras = set(needs.extras)
     for name in tuple(extras):
         extras.update(COMPANION_EXTRAS.get(name, ()))
-    hyperparameters = [s for s in names_of(needs, "config") if s.partition("=")[0] in BY_METHODS]
-    request_extras = tuple(names_of(needs, "comes"))
+    hyperparameters = [f"{name}={needs.config[name]}" for name in needs.config if name in BY_METHODS]
+    request_extras = tuple(needs.request_extras)
     found = Disclosure(tuple(requests), request_extras, tuple(extras), tuple(metrics), tuple(hyperparameters))
     return found | Disclosure()  # sorted
 

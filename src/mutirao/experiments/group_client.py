@@ -23,6 +23,7 @@ from mutirao.clustering.signatures import add_noise, generator, noise_of
 from mutirao.core.arrays import Arrays, part_of
 from mutirao.core.fleet import ClientId, Reply, Request, Scalar, Site, failure_of
 from mutirao.core.hyperparameters import check_hyperparameter
+from mutirao.core.needs import Capabilities
 from mutirao.core.rounds import Run
 from mutirao.errors import Refused
 from mutirao.privacy import RELEASES, SPENT, AtClient, Central, NoPrivacy
@@ -57,11 +58,11 @@ class GroupMember:
     held_out_share: float = 0.0  # share of its training samples that a client holds out, to choose the served model
 
     @property
-    def provides(self) -> frozenset[str]:
+    def capabilities(self) -> Capabilities:
         """What a client sends besides arrays; with local privacy only its spent budget."""
         if self.private:
-            return SPENT | {"config:mu", SIGNS}
-        return self.trainers(self.classes).provides | {"evaluate", SIGNS}
+            return SIGNS | Capabilities(metrics=SPENT, config={"mu"})
+        return SIGNS | self.trainers(self.classes).capabilities | Capabilities(requests={"evaluate"})
 
     @property
     def private(self) -> bool:

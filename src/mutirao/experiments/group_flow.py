@@ -76,7 +76,7 @@ def federate_groups(
     undelayed = replace(config, devices=Part("none"), available=Part("always"))
     reference_fleet = compress.at_server(simulate(fleet, undelayed, run))
     fleet = simulate(fleet, config, run)
-    fleet = compress.at_server(secure.at_server(fleet, task.provides | {f"metrics:{m}" for m in options.metrics}))
+    fleet = compress.at_server(secure.at_server(fleet, {*task.capabilities.metrics, *options.metrics}))
     plan = plan_groups(config, task, options)
     expect = options.initial_clients or len(task.population)
     # With simulated availability no client is waited for: real time does not pass in a simulation.
@@ -118,7 +118,7 @@ def plan_groups(config: Any, task: Any, options: GroupOptions) -> Plan:
             return privacy.inherit(before, noise_of(signature))
         return {}
 
-    check_needs(task.provides, *Group(*parts(len(task.population)), filters=filters).parts)
+    check_needs(task.capabilities, *Group(*parts(len(task.population)), filters=filters).parts)
     return Plan(
         model=options.model or (lambda outputs, which=0: initial_model(first, config.seed, which)),
         classes=options.classes or task.classes or 1,
@@ -174,14 +174,14 @@ def group_hyperparameters_of(
     """The hyperparameters of each group; ConfigError if they cannot be combined with other settings."""
     tune: SharedHyperparameters = build("per_group", config.per_group)
     called = f"per_group={config.per_group.name}"
-    lacking = sorted(name for name in tune.names if f"config:{name}" not in task.provides)
+    lacking = sorted(name for name in tune.names if name not in task.capabilities.config)
     if lacking:
         raise ConfigError(f"{called}: the clients of this task do not support {lacking[0]} in requests; use none")
     if "lr" in tune.names and config.schedule.name != "constant":
         raise ConfigError(f"{called}: a group's own learning rate is constant; use schedule=constant")
     if not tune.trials:
         return tune
-    kept = any(need.startswith("config:correct=") for need in as_aggregator(parts(1)[1]).needs)
+    kept = "correct" in as_aggregator(parts(1)[1]).needs.config
     others = [("regroup", config.regroup), ("aggregate", kept), ("secure", config.secure.name != "none")]
     others += [("cluster", grouper_of(config).moves_clients), ("evaluate_every", config.evaluate_every > 1)]
     wrong = [name for name, is_wrong in others if is_wrong]
@@ -234,7 +234,7 @@ def look_ahead(run: Run, plan: Plan) -> NextRound:
 
 def check_regroup(config: Any, aggregate: AnyAggregator) -> None:
     """Refuse to form groups anew where clients keep a state that belongs to the model of their group."""
-    if config.regroup and any(need.startswith("config:correct=") for need in as_aggregator(aggregate).needs):
+    if config.regroup and "correct" in as_aggregator(aggregate).needs.config:
         raise ConfigError(
             f"aggregate={config.aggregate.name}: clients keep a state that belongs to their old group; use regroup=0"
         )

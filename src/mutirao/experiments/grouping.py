@@ -19,7 +19,7 @@ from mutirao.clustering.base import Grouper, as_grouper
 from mutirao.clustering.group_hyperparameters import as_table
 from mutirao.clustering.group_state import Grouping
 from mutirao.clustering.group_tables import FILES, plane_of, scan_of, summarise_groups, write_evidence
-from mutirao.clustering.signature_handler import FIT, SIGNS, WARM, SignatureHandler
+from mutirao.clustering.signature_handler import FIT, WARM, SignatureHandler
 from mutirao.config import Part, build, complete_part
 from mutirao.core.arrays import part_of
 from mutirao.core.parts import AnyHandler, as_handler
@@ -117,10 +117,10 @@ def check_privacy(config: Any) -> None:
 
 def add_signatures(config: Any, own: AnyHandler, plain: AnyHandler) -> AnyHandler:
     """The handler `own` of a task with groups, which also sends signatures; `plain` is it without privacy."""
-    provides = as_handler(plain).provides
-    if not has_groups(config) or SIGNS in provides:
+    capabilities = as_handler(plain).capabilities
+    if not has_groups(config) or "signature" in capabilities.extras:
         return own
-    supported = {name for name in ("lr", "epochs") if f"config:{name}" in provides}
+    supported = {name for name in ("lr", "epochs") if name in capabilities.config}
     default = type(config).__dataclass_fields__["warm_epochs"].default
     if "epochs" not in supported and config.warm_epochs != default:
         raise ConfigError("warm_epochs: the warm-up of this task is one round of training; remove the setting")
@@ -135,7 +135,8 @@ def evaluated_by_clients(config: Any, task: Any) -> bool:
     """Whether clients evaluate their group's model on test data of their own."""
     from mutirao.training.samples import can_evaluate  # late: it brings torch
 
-    has = "evaluate" in task.provides or can_evaluate(task.population, surely=not getattr(config, "sites", False))
+    has = "evaluate" in task.capabilities.requests
+    has = has or can_evaluate(task.population, surely=not getattr(config, "sites", False))
     # With any other privacy only noised updates may leave a client, and metrics are not among them.
     return bool(has and config.privacy.name in ("none", "central"))
 
@@ -162,7 +163,7 @@ def references_in(run: Run) -> dict[str, Any]:
 def make_grouped(given: T, config: Any) -> T:
     """The task with groups, if they are configured: how models are evaluated, and which artifacts a run has."""
     task = cast("Any", given)
-    if not has_groups(config) or SIGNS in task.provides:
+    if not has_groups(config) or "signature" in task.capabilities.extras:
         return given
     by_clients = evaluated_by_clients(config, task)
     if by_clients:

@@ -34,7 +34,7 @@ def require_agreement(task: Task) -> Task:
     handler = as_handler(task.handler)
     agreed = {**handler.agreed(), **task.agreed}
     # With privacy or secure aggregation nothing but updates may leave, hence no digests either.
-    discloses = isinstance(task.secure, NoSecureAggregation) and handler.provides.isdisjoint(SPENT)
+    discloses = isinstance(task.secure, NoSecureAggregation) and SPENT.isdisjoint(handler.capabilities.metrics)
     return replace(task, agreed=agreed, handler=AgreedHandler(task.handler, agreed, task.basis, discloses))
 
 

@@ -9,7 +9,8 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.client_evaluation import across_clients
 from mutirao.core.exclusion import FleetWithout, PopulationWithout
 from mutirao.core.fleet import ClientId, Fleet
-from mutirao.core.parts import as_handler, names_of
+from mutirao.core.needs import Capabilities
+from mutirao.core.parts import as_handler
 from mutirao.core.records import Row
 from mutirao.core.rounds import Evaluate, Run
 from mutirao.errors import ConfigError
@@ -41,11 +42,11 @@ def personal_of(config: Any) -> Personal:
     return kind
 
 
-def check_test_data(kind: Personal, provides: frozenset[str], population: Mapping[ClientId, Any]) -> None:
+def check_test_data(kind: Personal, capabilities: Capabilities, population: Mapping[ClientId, Any]) -> None:
     """Refuse clients without test data of their own."""
     from mutirao.training.samples import can_evaluate  # late: it brings torch
 
-    if "evaluate" not in provides and not can_evaluate(population):
+    if "evaluate" not in capabilities.requests and not can_evaluate(population):
         raise ConfigError(
             f"personal={kind.name}: the clients of this task have no test data of their own; use personal=none"
         )
@@ -65,7 +66,7 @@ def client_metric_names(task: Any, handler: Any, summed: bool = False) -> tuple[
 
     If the server sees sums alone (`summed`), these are only loss and accuracy.
     """
-    standard = {"loss", *({"accuracy"} & names_of(task.provides, "metrics"))}
+    standard = {"loss", *({"accuracy"} & {*task.capabilities.metrics})}
     # Clients compute the task's own metrics only if their handler has code for it, and never inside of sums.
     own = not summed and getattr(handler, "figures", None) is not None
     reported = [m for m in task.metrics if direction_of(m, task.directions) and (own or m in standard)]
@@ -90,7 +91,7 @@ def make_personal(given: T, config: Any) -> T:
     task = cast("Any", given)
     if isinstance(kind, OneModel):
         return given
-    check_test_data(kind, as_handler(task.handler).provides, task.population)
+    check_test_data(kind, as_handler(task.handler).capabilities, task.population)
     handler: Any = kind.at_client(task.handler)
     initial = task.initial
     artifacts = task.exhibits

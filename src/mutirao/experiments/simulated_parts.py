@@ -103,7 +103,7 @@ def build_screen(config: Any, **context: Any) -> tuple[AnyFilter, ...]:
 
 def is_asynchronous(aggregate: AnyAggregator) -> bool:
     """Whether a method aggregates the replies that have arrived, instead of waiting for all clients of the round."""
-    return "replies:staleness" in as_aggregator(aggregate).needs
+    return "staleness" in as_aggregator(aggregate).needs.server
 
 
 def make_asynchronous(
@@ -132,7 +132,7 @@ def make_asynchronous(
         raise ConfigError(f"devices.overcommit: aggregate={name} already takes the first replies; use 1")
     if "count" in config.select.settings:
         raise ConfigError(f"select.count cannot be set with aggregate={name}; set per_round instead")
-    rebases = "replies:models" not in part.needs
+    rebases = "models" not in part.needs.server
     staggered = AsynchronousFleet(fleet, run, buffer, at_once, rebases=rebases, keeps=config.devices.name != "none")
     return staggered, RefillingSelector(lambda count: build("select", config.select, count=count, **context), staggered)
 

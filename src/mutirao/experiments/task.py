@@ -15,7 +15,8 @@ from mutirao.core.arrays import Arrays
 from mutirao.core.client_evaluation import across_clients
 from mutirao.core.exclusion import PopulationWithout, parse_names
 from mutirao.core.fleet import ClientId, Fleet
-from mutirao.core.parts import AnyHandler, as_handler, check_needs, names_of
+from mutirao.core.needs import Capabilities
+from mutirao.core.parts import AnyHandler, as_handler, check_needs
 from mutirao.core.rounds import Evaluate, Group, Patience, Round, Run, train
 from mutirao.errors import ConfigError
 from mutirao.experiments.artifacts import Artifacts
@@ -144,9 +145,9 @@ class Task:
         return direction == "higher"
 
     @property
-    def provides(self) -> frozenset[str]:
-        """What clients can send besides arrays, such as `metrics:loss`."""
-        return as_handler(self.handler).provides
+    def capabilities(self) -> Capabilities:
+        """What clients can do besides returning arrays."""
+        return as_handler(self.handler).capabilities
 
     @property
     def worker(self) -> AnyHandler:
@@ -156,7 +157,7 @@ class Task:
     @property
     def update_metrics(self) -> set[str] | None:
         """The metrics that clients may send with an update; None if the handler declares none, and any are allowed."""
-        return names_of(self.provides, "metrics") or None
+        return set(self.capabilities.metrics) or None
 
 
 def client_evaluation_interval(config: Any, task: "Task") -> int:
@@ -168,7 +169,7 @@ def client_evaluation_interval(config: Any, task: "Task") -> int:
     from mutirao.training.samples import can_evaluate  # late: it brings torch
 
     interval = int(config.clients_every)
-    if interval > 0 and "evaluate" not in task.provides and not can_evaluate(task.population):
+    if interval > 0 and "evaluate" not in task.capabilities.requests and not can_evaluate(task.population):
         raise ConfigError("clients_every: the clients of this task have no test data of their own; use 0")
     if interval:
         return max(0, interval)
@@ -176,7 +177,7 @@ def client_evaluation_interval(config: Any, task: "Task") -> int:
         return 0
     if f"{task.judge}_worst_decile" in task.metrics:  # the task evaluates single clients itself
         return 0
-    reports = f"metrics:{task.judge}" in task.provides and can_evaluate(task.population, surely=True)
+    reports = task.judge in task.capabilities.metrics and can_evaluate(task.population, surely=True)
     if reports and not is_private(config):
         return int(config.rounds)
     return 0
@@ -187,7 +188,7 @@ def client_metrics(task: Task, with_others: bool = True) -> tuple[str, bool, dic
     names: list[str] = []
     if with_others:
         names += task.metrics
-        if "metrics:accuracy" in task.provides:
+        if "accuracy" in task.capabilities.metrics:
             names.append("accuracy")
     others = {}
     for metric in names:
@@ -248,8 +249,8 @@ def federate(fleet: Fleet, config: Any, task: Task, run: Run) -> Iterator[Round]
     select, aggregate = privacy.at_server(select, aggregate, len(task.population), config)
     filters = build_screen(config)
     interval = client_evaluation_interval(config, task)
-    check_needs(task.provides, *Group(select, aggregate, filters=filters).parts)
-    fleet = secure.at_server(fleet, task.provides)
+    check_needs(task.capabilities, *Group(select, aggregate, filters=filters).parts)
+    fleet = secure.at_server(fleet, task.capabilities.metrics)
     fleet, select = make_asynchronous(
         fleet, config, run, select, aggregate, len(task.population), classes=task.classes, rounds=config.rounds
     )

@@ -29,7 +29,8 @@ from mutirao.core.group import (
     select_clients,
     store_vectors,
 )
-from mutirao.core.parts import USUAL, AnyAggregator, AnyFilter, AnySelector, names_of, request_config
+from mutirao.core.needs import USUAL
+from mutirao.core.parts import AnyAggregator, AnyFilter, AnySelector
 from mutirao.core.roster import Roster
 from mutirao.core.rounds import Patience, client_rows, mean_metrics, round_failure, wait_for_clients
 from mutirao.core.validation import SIZE_CAP, fault_of_extras, faults, set_aside, sift
@@ -115,13 +116,13 @@ class Strategy(FlowerStrategy):
             filters=[make_part("screen", one) for one in filters],
             size_cap=size_cap,
         )
-        if asked := sorted(names_of(self.group.needs, "probe")):
+        if asked := sorted(self.group.needs.probes):
             right = "take one that does not, or a FlowerFleet with client_app"
             raise ConfigError(
                 f"{self.group.select!r} requests {asked[0]!r} before it selects, which Flower's own apps "
                 f"cannot answer; {right}"
             )
-        if "replies:staleness" in self.group.needs:
+        if "staleness" in self.group.needs.server:
             right = "take a FlowerFleet with server_app and client_app"
             raise ConfigError(f"{self.group.aggregate!r} does not wait for all, as Flower's strategies do; {right}")
         self.errors = errors
@@ -142,7 +143,8 @@ class Strategy(FlowerStrategy):
     @property
     def wanted(self) -> set[str]:
         """What each reply must hold besides a model and the number of samples."""
-        needed = names_of(self.group.needs, "metrics") | names_of(self.group.needs, "extras")
+        needs = self.group.needs
+        needed = {*needs.metrics, *needs.extras}
         if self.errors:
             return needed - {ERRORS}
         return needed
@@ -170,7 +172,7 @@ class Strategy(FlowerStrategy):
         self.chosen = select_clients(run, self.group, 1)
         run.roster.sent(server_round, self.chosen)
         # After the app's own settings, which must not change what the parts need.
-        method = config_for({"round": server_round, **request_config(self.group.needs)})
+        method = config_for({"round": server_round, **self.group.needs.request_config()})
         asked: dict[str, Any] = {}
         if wanted := sorted(self.wanted - USUAL):
             asked["extras"] = ",".join(wanted)
@@ -253,7 +255,7 @@ class Strategy(FlowerStrategy):
         lacking = [why for why in answers.failures.values() if why.kind == "missing_key"]
         if answers.replies or not lacking or not self.wanted:
             return
-        part = next(p for p in self.group.parts if names_of(p.needs, "metrics") | names_of(p.needs, "extras"))
+        part = next(p for p in self.group.parts if p.needs.metrics or p.needs.extras)
         also = ""
         if ERRORS in self.wanted:
             also = ", or give the strategy errors="

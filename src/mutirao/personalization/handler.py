@@ -14,6 +14,7 @@ from torch import nn
 
 from mutirao.core.arrays import Arrays, is_finite
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, Site
+from mutirao.core.needs import Capabilities
 from mutirao.errors import ConfigError
 from mutirao.personalization import Ditto, FedBN, FedRecon, Settings
 from mutirao.training.plain import Outcomes, PlainTrainer, Requests, Sites
@@ -82,7 +83,7 @@ def freeze_others(make: Callable[[], nn.Module], names: Collection[str]) -> nn.M
 
 PREFIX = "personal."
 # Corrections concern all arrays of a model: their vectors do not fit a part of one.
-WHOLE_MODEL_ONLY = {"config:correct", "comes:control", "extras:control"}
+WHOLE_MODEL_ONLY = Capabilities(extras={"control"}, config={"correct"}, request_extras={"control"})
 Work = Callable[[Any, Requests, Sites], Outcomes]  # how clients are asked: one by one, or all at once
 Models = dict[ClientId, Arrays]
 
@@ -113,9 +114,10 @@ class PersonalTrainer:
         return cls(trainer, kind, personal_trainer(trainer, kind))
 
     @property
-    def provides(self) -> frozenset[str]:
-        """What the trainer provides."""
-        return frozenset(getattr(self.trainer, "provides", ()))
+    def capabilities(self) -> Capabilities:
+        """Those of the trainer."""
+        found: Capabilities = getattr(self.trainer, "capabilities", Capabilities())
+        return found
 
     @property
     def schedule(self) -> Callable[[int], float]:
@@ -212,9 +214,9 @@ class KeptLayersTrainer(PersonalTrainer):
         return cls(trainer, kind, restricted_trainer(trainer, personal_trainer(trainer, kind), names), names)
 
     @property
-    def provides(self) -> frozenset[str]:
-        """What the trainer provides, except for corrections of a whole model."""
-        return super().provides - WHOLE_MODEL_ONLY
+    def capabilities(self) -> Capabilities:
+        """Those of the trainer, except for corrections of a whole model."""
+        return super().capabilities - WHOLE_MODEL_ONLY
 
     def shared(self, arrays: Arrays) -> Arrays:
         """All arrays except the personal ones."""

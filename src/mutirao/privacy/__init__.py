@@ -24,6 +24,7 @@ import numpy as np
 from mutirao.config import Part, Scalar, build, handed_over
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_of
+from mutirao.core.needs import Capabilities
 from mutirao.core.parts import AnyAggregator, AnyHandler, AnySelector, Many, as_aggregator, as_handler
 from mutirao.core.rounds import Round, Run
 from mutirao.core.sparse_rows import to_dense
@@ -45,7 +46,7 @@ from mutirao.selection import RoundRobin, Uniform, check_setting, everyone, how_
 
 log = logging.getLogger("mutirao")
 
-SPENT = frozenset({f"metrics:{EPSILON}", f"metrics:{NEXT}"})
+SPENT = frozenset({EPSILON, NEXT})  # the metrics of a private client
 
 
 @dataclass(frozen=True)
@@ -300,9 +301,9 @@ class LocalPrivacyHandler:
         self.privacy = privacy
 
     @property
-    def provides(self) -> frozenset[str]:
+    def capabilities(self) -> Capabilities:
         """The privacy spent, and the hyperparameters that the inner handler supports."""
-        return SPENT | {p for p in self.handler.provides if p.startswith("config:")}
+        return Capabilities(metrics=SPENT, config=self.handler.capabilities.config)
 
     @property
     def many(self) -> Many | None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from mutirao.core.arrays import Arrays, cast_to
 from mutirao.core.fleet import ClientId, Reply
+from mutirao.core.needs import Needs
 from mutirao.core.parts import AnyAggregator, Merged, as_aggregator
 from mutirao.core.roster import Roster
 from mutirao.core.sparse_rows import ROWS
@@ -139,9 +140,9 @@ class NoisyMean:
     draw: Callable[[int], Draw] = field(default=lambda release: Secret(), repr=False)  # for each release
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> Needs:
         """The wrapped aggregator's needs; of long tables, only the received rows."""
-        return as_aggregator(self.then).needs | {"replies:rows"}
+        return as_aggregator(self.then).needs | Needs(server={"rows"})
 
     def __call__(self, current: Arrays, replies: Mapping[ClientId, Reply], memory: Arrays) -> Merged:
         """The next model; the release is added to the run's account."""

@@ -328,7 +328,7 @@ class Attacked:
         self.attack: Attack = with_defaults(attack, Attack)  # type: ignore[type-abstract]
         if self.attack.poison and not poison:
             raise ValueError(f"{attack!r} poisons data: pass `poison`, a function that changes a client's samples")
-        self.provides = self.handler.provides
+        self.capabilities = self.handler.capabilities
         self.private = self.handler.private
         self.check = self.handler.check
         self.schedule = self.handler.schedule

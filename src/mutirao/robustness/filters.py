@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from mutirao.core.arrays import Arrays, cast_to, flat
 from mutirao.core.fleet import ClientId, Reply
+from mutirao.core.needs import Needs
 from mutirao.core.parts import Screened
 from mutirao.randomness import derive_seed
 
@@ -174,7 +175,7 @@ class Robust:
     memory: float = 0.95
     head: str = ""
 
-    needs = frozenset({"replies:memory"})
+    needs = Needs(server={"memory"})
 
     def __post_init__(self) -> None:
         for name, low, high in (("least", 1, self.most), ("samples", 1, np.inf), ("memory", 0, 1), ("share", 0, 1)):

@@ -52,11 +52,6 @@ Refresh = Literal["selected", "all", "share"]
 PROBE_SAMPLES = 100
 
 
-def limit(samples: int) -> str:
-    """The need that a client measures its metrics on at most so many samples."""
-    return f"config:probe_samples={samples}"
-
-
 def check_probe(refresh: str, share: float, samples: int) -> None:
     """Refuse wrong settings of a probe."""
     check_setting("refresh", refresh in ("selected", "all", "share"), refresh, "one of selected, all, share")

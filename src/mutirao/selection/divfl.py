@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mutirao.core.needs import Needs
 from mutirao.core.roster import ClientId, Roster
 from mutirao.selection.base import Counted, check_setting, how_many, names_in, pass_over, unseen_first
 from mutirao.selection.scores import Floats, Rows
@@ -45,8 +46,8 @@ class DivFL(Counted):
         check_setting("most", self.most == 0 or self.most >= 1, self.most, "0 (no limit) or at least 1")
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"replies:sketch"})
+    def needs(self) -> Needs:
+        return Needs(server={"sketch"})
 
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
         here = roster.here()

@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from mutirao.core.arrays import Array, Arrays
+from mutirao.core.needs import Needs
 from mutirao.core.roster import ClientId, Roster
 from mutirao.selection.base import (
     PROBE_SAMPLES,
@@ -17,7 +18,6 @@ from mutirao.selection.base import (
     check_probe,
     check_setting,
     how_many,
-    limit,
     names_in,
     pass_over,
     sizes,
@@ -83,8 +83,8 @@ class FedCor(Counted):
         check_setting("most", self.most == 0 or self.most >= 1, self.most, "0 (no limit) or at least 1")
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"probe:loss", limit(self.samples), "replies:memory"})
+    def needs(self) -> Needs:
+        return Needs(probes={"loss"}, config={"probe_samples": self.samples}, server={"memory"})
 
     def learns(self, round: int) -> bool:
         """Whether the process is learnt again before this round is selected for."""

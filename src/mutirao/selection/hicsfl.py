@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mutirao.config import handed_over
+from mutirao.core.needs import Needs
 from mutirao.core.roster import ClientId, Roster
 from mutirao.selection.base import Counted, check_setting, how_many, names_in, pass_over, unseen_first
 from mutirao.selection.scores import Floats, Rows
@@ -57,8 +58,8 @@ class HiCSFL(Counted):
         check_setting("most", self.most == 0 or self.most >= 1, self.most, "0 (no limit) or at least 1")
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({f"replies:bias={self.layer or self.classes or ''}"})
+    def needs(self) -> Needs:
+        return Needs(biases={str(self.layer or self.classes or "")})
 
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
         here = roster.here()

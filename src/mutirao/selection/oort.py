@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.core.arrays import Arrays
+from mutirao.core.needs import Needs
 from mutirao.core.roster import ClientId, Roster
 from mutirao.errors import ConfigError
 from mutirao.selection.base import (
@@ -17,7 +18,6 @@ from mutirao.selection.base import (
     check_probe,
     check_setting,
     how_many,
-    limit,
     names_in,
     pass_over,
     sample_weighted,
@@ -141,8 +141,11 @@ class Oort(Counted):
         return None
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"metrics:rms_loss", limit(self.samples), *({"replies:memory"} if self.pace else ())})
+    def needs(self) -> Needs:
+        needs = Needs(metrics={"rms_loss"}, config={"probe_samples": self.samples})
+        if self.pace:
+            return needs | Needs(server={"memory"})
+        return needs
 
     def __call__(self, roster: Roster, round: int, rng: np.random.Generator, *memory: Arrays) -> list[ClientId]:
         here = roster.here()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mutirao.core.needs import Needs
 from mutirao.core.roster import ClientId, Roster
 from mutirao.selection.base import (
     PROBE_SAMPLES,
@@ -13,7 +14,6 @@ from mutirao.selection.base import (
     check_probe,
     check_setting,
     how_many,
-    limit,
     names_in,
     sample_weighted,
     sizes,
@@ -45,8 +45,8 @@ class PowerOfChoice(Counted):
         check_probe("all", 1.0, self.samples)
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"probe:loss", limit(self.samples)})
+    def needs(self) -> Needs:
+        return Needs(probes={"loss"}, config={"probe_samples": self.samples})
 
     def probes(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
         here = roster.here()

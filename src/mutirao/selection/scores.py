@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.config import load_part, nearest
+from mutirao.core.needs import Needs
 from mutirao.core.parts import with_defaults
 from mutirao.core.roster import Roster
 from mutirao.errors import ConfigError
@@ -27,9 +28,9 @@ class AnyScore(Protocol):
     """A score that declares what it `needs` of the clients."""
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> Needs:
         """What it reads besides what the roster always has."""
-        return frozenset()
+        return Needs()
 
 
 CUT = (0.05, 0.95)  # quantiles to which reported values are clipped, as in Oort
@@ -107,12 +108,12 @@ def score_of(name: str) -> Score:
     return load_part("scores", name, SCORES.values())
 
 
-def needs_of(name: str) -> frozenset[str]:
-    """What a score needs: a utility itself, and a user's own what it says in `needs`, such as `metrics:entropy`."""
+def needs_of(name: str) -> Needs:
+    """What a score needs: a utility itself, and a user's own what it says in `needs`."""
     if name in FOUND:
-        return frozenset({f"replies:{name}"})
+        return Needs(server={name})
     if name in UTILITIES:
-        return frozenset({f"metrics:{name}"})
+        return Needs(metrics={name})
     return with_defaults(score_of(name), AnyScore).needs  # type: ignore[type-abstract]
 
 

@@ -3,14 +3,17 @@
 # ruff: noqa: D102  # `__call__` is what the class says it is
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 
 import numpy as np
 
 from mutirao.config import handed_over
-from mutirao.core.parts import names_of
+from mutirao.core.needs import Needs
 from mutirao.core.roster import ClientId, Roster
-from mutirao.selection.base import PROBE_SAMPLES, Counted, Refresh, check_probe, how_many, limit, names_in
+from mutirao.selection.base import PROBE_SAMPLES, Counted, Refresh, check_probe, how_many, names_in
 from mutirao.selection.scores import mix_scores, needs_of, parse_scores, top
 
 
@@ -47,20 +50,21 @@ class Mix(Counted):
         return {name: weight for name, weight in parse_scores(self.scores).items() if weight}
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> Needs:
         """What its scores need: metrics with an update or in a probe, or measures by the server."""
-        needs = frozenset().union(*(needs_of(score) for score in self.weights))
-        metrics = names_of(needs, "metrics")
-        kinds = {"selected": ("metrics",), "share": ("metrics", "probe"), "all": ("probe",)}[self.refresh]
-        requested = {need for need in needs if not need.startswith("metrics:")}
-        for kind in kinds:
-            requested |= {f"{kind}:{name}" for name in metrics}
-        if metrics:
-            requested.add(limit(self.samples))
-        return frozenset(requested)
+        needs = reduce(or_, (needs_of(score) for score in self.weights), Needs())
+        if not needs.metrics:
+            return needs
+        metrics: Collection[str] = needs.metrics
+        probes = set(needs.probes)
+        if self.refresh in ("share", "all"):
+            probes.update(metrics)
+        if self.refresh == "all":
+            metrics = ()
+        return replace(needs, metrics=metrics, probes=probes) | Needs(config={"probe_samples": self.samples})
 
     def probes(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:
-        if not names_of(self.needs, "probe"):
+        if not self.needs.probes:
             return []
         here = roster.here()
         if self.refresh == "all":
@@ -85,7 +89,7 @@ class AsMix(ABC):
         self.mix  # noqa: B018  # wrong settings are refused here
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> Needs:
         return self.mix.needs
 
     def probes(self, roster: Roster, round: int, rng: np.random.Generator) -> list[ClientId]:

@@ -183,7 +183,7 @@ class DriftHandler:
         self.handler = as_handler(handler)
         self.drift = drift
         self.context = context
-        self.provides = self.handler.provides
+        self.capabilities = self.handler.capabilities
         self.private = self.handler.private
         self.check = self.handler.check
         self.schedule = self.handler.schedule

@@ -16,6 +16,7 @@ from mutirao.aggregation import feddyn, scaffold
 from mutirao.aggregation.base import EFFECTIVE_STEPS, effective_steps
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Scalar, Site
+from mutirao.core.needs import Capabilities
 from mutirao.errors import Refused
 from mutirao.randomness import derive_seed
 from mutirao.training.engine.batched_evaluation import evaluate_model
@@ -32,13 +33,14 @@ PREVIOUS = "before."  # what was kept until the last update, before the names it
 LAST_ROUND = "correct.round"  # of the last update
 
 
-def missing_capabilities(trainer: PlainTrainer) -> set[str]:
+def missing_capabilities(trainer: PlainTrainer) -> Capabilities:
     """What a trainer cannot provide because its steps are not plain sums of gradients and corrections."""
+    corrections = Capabilities(extras={"control"}, config={"correct"}, request_extras={"control"})
     if trainer.optimizer != "sgd" or trainer.keep_optimizer:
-        return {f"metrics:{EFFECTIVE_STEPS}", "config:correct", "comes:control", "extras:control"}
+        return corrections | Capabilities(metrics={EFFECTIVE_STEPS})
     if trainer.clip:
-        return {"config:correct", "comes:control", "extras:control"}
-    return set()
+        return corrections
+    return Capabilities()
 
 
 def add_correction(trainer: PlainTrainer, request: Request, site: Site) -> Request:
@@ -48,7 +50,7 @@ def add_correction(trainer: PlainTrainer, request: Request, site: Site) -> Reque
         if "counted" in request.config:
             raise Refused("told.counted", "no method with client state was requested, so there is nothing to undo")
         return request
-    if "config:correct" in missing_capabilities(trainer):
+    if "correct" in missing_capabilities(trainer).config:
         raise Refused("told.correct", "corrections need plain SGD without clipping")
     undo_uncounted(site, request.config)
     if method == "feddyn":

@@ -11,6 +11,7 @@ from mutirao.core.agreement import agreed_of, check_agreed
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Site
 from mutirao.core.hyperparameters import read_hyperparameters
+from mutirao.core.needs import Capabilities
 from mutirao.errors import ConfigError, Refused
 from mutirao.privacy import DPSGD, RELEASES, SPENT
 from mutirao.privacy.accounting import import_opacus
@@ -36,7 +37,7 @@ class PrivateTrainer:
     trainer: PlainTrainer
     privacy: DPSGD
 
-    provides = SPENT | {f"config:{name}" for name in SUPPORTED}
+    capabilities = Capabilities(metrics=SPENT, config=SUPPORTED)
 
     @classmethod
     def of(cls, trainer: PlainTrainer, privacy: DPSGD) -> "PrivateTrainer":

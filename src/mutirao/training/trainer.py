@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 
 from mutirao.core.hyperparameters import HYPERPARAMETERS
+from mutirao.core.needs import Capabilities
 from mutirao.privacy import DPSGD
 from mutirao.training.corrections import missing_capabilities
 from mutirao.training.dp_sgd import PrivateTrainer
@@ -18,11 +19,11 @@ from mutirao.training.measurements import PROBED
 from mutirao.training.plain import PlainTrainer
 from mutirao.training.preflight import check_start
 
-PROVIDED = frozenset(
-    {"metrics:loss", "metrics:accuracy", "extras:squared_errors", "config:probe_samples"}
-    | {"metrics:reach", "metrics:start_loss", "comes:control", "extras:control"}
-    | {f"config:{name}" for name in HYPERPARAMETERS}
-    | {f"metrics:{name}" for name in PROBED}
+CAPABILITIES = Capabilities(
+    metrics={"loss", "accuracy", "reach", "start_loss", *PROBED},
+    extras={"squared_errors", "control"},
+    config={"probe_samples", *HYPERPARAMETERS},
+    request_extras={"control"},
 )
 
 
@@ -46,9 +47,9 @@ class Trainer(PlainTrainer):
     """
 
     @property
-    def provides(self) -> frozenset[str]:
+    def capabilities(self) -> Capabilities:
         """The metrics, extras and hyperparameters that it supports; some only with plain SGD."""
-        return PROVIDED - missing_capabilities(self)
+        return CAPABILITIES - missing_capabilities(self)
 
     __call__ = answer_request
     many = answer_requests

@@ -71,12 +71,12 @@ def test_a_method_that_looks_at_single_updates_is_refused_before_round_1(aggrega
     ("settings", "reason"),
     [
         ({"screen": "robust"}, "screen=robust compares single updates"),
-        ({"select": "aoiu"}, "uses 'metrics:entropy'"),
-        ({"select": "oort"}, "uses 'metrics:rms_loss'"),
-        ({"select": "powerofchoice"}, "uses 'probe:loss'"),
-        ({"select": "mix", "select.scores": "age + samples"}, "uses 'replies:samples'"),
-        ({"select": "mix", "select.scores": "since_improvement"}, "uses 'replies:since_improvement'"),
-        ({"select": "mix", "select.scores": "update_norm"}, "uses 'replies:update_norm'"),
+        ({"select": "aoiu"}, "uses the metric 'entropy'"),
+        ({"select": "oort"}, "uses the metric 'rms_loss'"),
+        ({"select": "powerofchoice"}, "uses the probed metric 'loss'"),
+        ({"select": "mix", "select.scores": "age + samples"}, "uses the figure 'samples'"),
+        ({"select": "mix", "select.scores": "since_improvement"}, "uses the figure 'since_improvement'"),
+        ({"select": "mix", "select.scores": "update_norm"}, "uses the figure 'update_norm'"),
         ({"clients_every": 1}, "clients_every evaluates single clients"),
         ({"devices": "fedcs"}, "devices: the time that the four stages take is not modelled"),
         ({"privacy": "local"}, "privacy=local has each client report the privacy it spent"),
@@ -231,7 +231,7 @@ def over_flower(task: Any) -> tuple[LoopGrid, FlowerFleet]:
 def rounds_over(fleet: Any, task: Any, secure: SecAggPlus, rounds: int = 3) -> Run:
     run = Run(task.initial(), seed=3)
     select, aggregate = selection.Uniform(5), aggregation.FedAvgM()
-    list(train(run, secure.at_server(fleet, {"metrics:loss"}), rounds=rounds, select=select, aggregate=aggregate))
+    list(train(run, secure.at_server(fleet, {"loss"}), rounds=rounds, select=select, aggregate=aggregate))
     return run
 
 

@@ -97,7 +97,7 @@ def run_and_search(out: Path, secure: str) -> tuple[set[str], set[str]]:
         return replies
 
     class Noted:
-        provides, many = trainer.provides, staticmethod(noted)
+        capabilities, many = trainer.capabilities, staticmethod(noted)
 
         def __call__(self, request: Request, site: Any) -> Reply:
             raise AssertionError("they are asked together")

@@ -7,11 +7,9 @@ from typing import Any
 
 from mutirao.config import build
 from mutirao.core.fleet import Fleet
-from mutirao.core.parts import AnyAggregator, AnyHandler, AnySelector, as_aggregator, as_selector, names_of
+from mutirao.core.parts import AnyAggregator, AnyHandler, AnySelector, as_aggregator, as_selector
 from mutirao.errors import ConfigError
 from mutirao.privacy.secure_aggregation.settings import Settings
-
-SINGLE_CLIENT_NEEDS = ("metrics", "probe", "replies", "extras")  # needs that are of single clients
 
 
 class Secure:
@@ -21,8 +19,8 @@ class Secure:
         """The handler for the client side."""
         return handler
 
-    def at_server(self, fleet: Fleet, provides: Iterable[str]) -> Fleet:
-        """The fleet for the server side; `provides` is what clients send besides arrays."""
+    def at_server(self, fleet: Fleet, metrics: Iterable[str]) -> Fleet:
+        """The fleet for the server side; `metrics` are those that clients report."""
         return fleet
 
     def check(self, config: Any, select: AnySelector, aggregate: AnyAggregator, clients: int) -> None:
@@ -66,12 +64,12 @@ class SecAggPlus(Settings, Secure):
 
         return MaskingHandler(handler, self)
 
-    def at_server(self, fleet: Fleet, provides: Iterable[str]) -> Fleet:
+    def at_server(self, fleet: Fleet, metrics: Iterable[str]) -> Fleet:
         """A fleet in which every reply is the mean of all."""
         require_flower()
         from mutirao.privacy.secure_aggregation.summing_fleet import SecureFleet
 
-        return SecureFleet(fleet, self, sorted(names_of(provides, "metrics") | {"loss", "accuracy"}))
+        return SecureFleet(fleet, self, sorted({*metrics, "loss", "accuracy"}))
 
     def check(self, config: Any, select: AnySelector, aggregate: AnyAggregator, clients: int) -> None:
         """Raise ConfigError for parts that need single clients' updates or metrics, naming them."""
@@ -82,8 +80,8 @@ class SecAggPlus(Settings, Secure):
         if config.screen.name != "none":
             raise ConfigError(f"screen={config.screen.name} compares single updates, and {only}; use none")
         for part in (as_selector(select), as_aggregator(aggregate)):
-            if own := sorted(need for need in part.needs if need.partition(":")[0] in SINGLE_CLIENT_NEEDS):
-                raise ConfigError(f"{part!r} uses {own[0]!r} of single clients, and {only}")
+            if own := part.needs.of_single_clients():
+                raise ConfigError(f"{part!r} uses the {own[0]} of single clients, and {only}")
         if config.clients_every > 0:
             raise ConfigError(f"clients_every evaluates single clients, and {only}; use 0")
         if config.devices.name != "none":

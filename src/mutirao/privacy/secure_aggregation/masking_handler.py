@@ -56,7 +56,7 @@ class MaskingHandler:
     def __init__(self, handler: AnyHandler, secure: Settings) -> None:
         self.handler = as_handler(handler)
         self.secure = secure
-        self.provides = self.handler.provides
+        self.capabilities = self.handler.capabilities
         self.private = self.handler.private
 
     @property

@@ -8,6 +8,7 @@ import torch
 
 from mutirao.core.client_evaluation import weighted_client_metrics
 from mutirao.core.fleet import ClientId, Fleet, Reply, Request, Site
+from mutirao.core.needs import Capabilities
 from mutirao.core.rounds import Run
 from mutirao.core.validation import SIZE_CAP
 from mutirao.datasets.class_folders import ImageSet, require_same_classes
@@ -45,9 +46,9 @@ class Hospital(ImageTrainer):
     """A client that also validates the model it trained: `val_loss`, `val_acc`."""
 
     @property
-    def provides(self) -> frozenset[str]:
-        """What a Trainer provides, and the validation metrics."""
-        return super().provides | {"metrics:val_loss", "metrics:val_acc"}
+    def capabilities(self) -> Capabilities:
+        """Those of a Trainer, and the validation metrics."""
+        return super().capabilities | Capabilities(metrics={"val_loss", "val_acc"})
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """Handle a request as a Trainer does, and evaluate the model after training."""

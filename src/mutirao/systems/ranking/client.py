@@ -15,11 +15,12 @@ from mutirao.core.agreement import AGREE, PROFILE, digest_of
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Reply, Request, Site
 from mutirao.core.moments import Transform
+from mutirao.core.needs import Capabilities
 from mutirao.core.parts import AnyHandler, as_handler
 from mutirao.errors import ConfigError, Refused
 from mutirao.personalization import Settings as Personal
 from mutirao.personalization.handler import WHOLE_MODEL_ONLY
-from mutirao.privacy import DPSGD
+from mutirao.privacy import DPSGD, SPENT
 from mutirao.systems.ranking.client_documents import ClientDocuments
 from mutirao.systems.ranking.encoding import EncodedDocuments
 from mutirao.systems.ranking.feature_scale import SCALE, FeatureScale, parse_scale, profile_documents
@@ -59,7 +60,7 @@ class RankingTrainers:
 
     @cached_property
     def example(self) -> Trainer:
-        """A trainer of arbitrary shape: what it provides depends on the settings alone."""
+        """A trainer of arbitrary shape: its capabilities depend on the settings alone."""
         return make_trainer(self.config, 1, 2, self.build_metrics(1))
 
 
@@ -79,14 +80,14 @@ class RankingClient:
     personal: Personal | None = None
 
     @property
-    def provides(self) -> frozenset[str]:
+    def capabilities(self) -> Capabilities:
         """What the trainer does."""
         if self.privacy is not None:
-            return frozenset({"metrics:epsilon", "metrics:epsilon_next", "config:mu"})
-        provided = self.trainers.example.provides
+            return Capabilities(metrics=SPENT, config={"mu"})
+        capabilities = self.trainers.example.capabilities
         if self.personal is not None and not self.personal.whole:
-            provided -= WHOLE_MODEL_ONLY
-        return provided
+            return capabilities - WHOLE_MODEL_ONLY
+        return capabilities
 
     @property
     def schedule(self) -> Any:

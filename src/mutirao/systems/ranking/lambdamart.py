@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Reply, Request, Site
+from mutirao.core.needs import Capabilities
 from mutirao.errors import ConfigError
 from mutirao.systems.ranking.ranking_data import RankingData
 
@@ -102,7 +103,7 @@ class TreeHandler:
     method: LambdaMART
     rounds: int
 
-    provides = frozenset({"metrics:trees"})
+    capabilities = Capabilities(metrics={"trees"})
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """Answer a request; trees are grown once, in the first round, and stay in the site's state."""

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, Site, failure_of
 from mutirao.core.hyperparameters import read_hyperparameters
+from mutirao.core.needs import Capabilities
 from mutirao.core.sparse_rows import ROWS, concatenate_rows
 from mutirao.errors import ConfigError, Refused
 from mutirao.randomness import derive_seed, rng
@@ -101,13 +102,13 @@ class FedRecon:
             raise ConfigError("others=all solves for the vectors: use rebuild=ridge")
 
     @property
-    def provides(self) -> frozenset[str]:
+    def capabilities(self) -> Capabilities:
         """What clients can report besides their rows."""
-        names = {"metrics:loss", "config:mu", "config:probe_samples"}  # a probe uses all ratings: a user has few
-        if self.loss != "bpr":
-            names |= {"metrics:rmse", "extras:squared_errors"}
-            names |= {f"metrics:{name}" for name in EXTRA_METRICS}
-        return frozenset(names)
+        # A probe uses all ratings, whatever `probe_samples` says: a user has few.
+        capabilities = Capabilities(metrics={"loss"}, config={"mu", "probe_samples"})
+        if self.loss == "bpr":
+            return capabilities
+        return capabilities | Capabilities(metrics={"rmse", *EXTRA_METRICS}, extras={"squared_errors"})
 
     @property
     def implicit(self) -> bool:

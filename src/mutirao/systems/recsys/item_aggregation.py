@@ -13,6 +13,7 @@ from mutirao import aggregation
 from mutirao.config import handed_over
 from mutirao.core.arrays import Array, Arrays
 from mutirao.core.fleet import ClientId, Reply
+from mutirao.core.needs import Needs
 from mutirao.core.parts import Merged
 from mutirao.core.sparse_rows import ROWS, concatenate_rows
 from mutirao.systems.recsys.kernels import find_kernel
@@ -54,10 +55,10 @@ class ByItem:
             raise ValueError(f"touch is {self.touch}; it must be above 0")
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> Needs:
         if self.mean_only:
-            return frozenset()
-        return frozenset({"replies:rows"})
+            return Needs()
+        return Needs(server={"rows"})
 
     @property
     def mean_only(self) -> bool:

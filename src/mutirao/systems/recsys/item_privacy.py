@@ -23,6 +23,7 @@ from mutirao.core.fleet import (
     bytes_of_requests,
     failure_of,
 )
+from mutirao.core.needs import Capabilities
 from mutirao.core.parts import AnyHandler
 from mutirao.core.sparse_rows import BLOCKS, OF, ROWS, fault_of_rows, faults_of_order
 from mutirao.core.validation import fault_of_figures, set_aside
@@ -67,9 +68,9 @@ class PrivateFedRecon:
     touch: float = 0.0
 
     @property
-    def provides(self) -> frozenset[str]:
+    def capabilities(self) -> Capabilities:
         """As for FedRecon."""
-        return self.method.provides
+        return self.method.capabilities
 
     @property
     def schedule(self) -> Schedule:

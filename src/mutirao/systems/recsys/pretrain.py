@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutirao.core.fleet import Reply, Request, Site
+from mutirao.core.needs import Capabilities
 from mutirao.errors import ConfigError
 from mutirao.randomness import derive_seed, rng
 from mutirao.systems.recsys.embeddings import SPREAD, Embeddings
@@ -217,7 +218,7 @@ class Pooled:
 
     config: Factorisation
 
-    provides = frozenset({"metrics:loss"})
+    capabilities = Capabilities(metrics={"loss"})
 
     def __post_init__(self) -> None:
         require_kernel(sgd_epoch)  # fails before the first round

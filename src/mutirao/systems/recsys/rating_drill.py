@@ -224,7 +224,7 @@ def secure_sum(target: Target, settings: SettingsKey) -> tuple[dict[ClientId, Ar
     task = target.task(dict(settings))
     fleet = RecordingFleet(LocalFleet(task.worker, task.population))
     users = target.users[: target.drill.summed]
-    answers = task.secure.at_server(fleet, task.provides).ask(dict.fromkeys(users, target.request(task)))
+    answers = task.secure.at_server(fleet, task.capabilities.metrics).ask(dict.fromkeys(users, target.request(task)))
     mean = next(iter(answers.replies.values())).arrays[ITEMS]
     return fleet.masked, len(answers.replies) * (mean.astype(np.float64) - target.items)
 

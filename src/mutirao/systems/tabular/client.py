@@ -21,12 +21,13 @@ from mutirao.config import Common
 from mutirao.core.agreement import AGREE, PROFILE, bytes_to_extra, digest_of
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Reply, Request, Site
+from mutirao.core.needs import Capabilities
 from mutirao.core.parts import AnyHandler
 from mutirao.errors import Refused
 from mutirao.metrics import evaluate_logits, regression_metrics
 from mutirao.personalization import Settings as Personal
 from mutirao.personalization.handler import WHOLE_MODEL_ONLY, PersonalTrainer
-from mutirao.privacy import DPSGD
+from mutirao.privacy import DPSGD, SPENT
 from mutirao.systems.tabular.client_tables import ClientTables
 from mutirao.systems.tabular.schema import SCHEMA, Schema, Task, parse_schema
 from mutirao.systems.tabular.table_profile import profile_table
@@ -150,17 +151,17 @@ class TableClient:
         return regression_metrics
 
     @property
-    def provides(self) -> frozenset[str]:
+    def capabilities(self) -> Capabilities:
         """What the trainer does; a regression has no accuracy."""
         if self.privacy is not None:
-            return frozenset({"metrics:epsilon", "metrics:epsilon_next", "config:mu"})
-        plain = Trainer.of(self.trainers.config, nn.Identity)  # what is provided depends on the settings alone
-        provided = plain.provides
+            return Capabilities(metrics=SPENT, config={"mu"})
+        plain = Trainer.of(self.trainers.config, nn.Identity)  # capabilities depend on the settings alone
+        capabilities = plain.capabilities
         if self.personal is not None and not self.personal.whole:
-            provided -= WHOLE_MODEL_ONLY
+            capabilities -= WHOLE_MODEL_ONLY
         if self.task == "regression":
-            provided -= {"metrics:accuracy"}
-        return provided
+            capabilities -= Capabilities(metrics={"accuracy"})
+        return capabilities
 
     def agreed(self) -> Mapping[str, str]:
         """The digest of the schema given to this party."""

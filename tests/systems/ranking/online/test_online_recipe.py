@@ -138,7 +138,7 @@ def test_a_log_gives_users_queries_and_clicks(tmp_path: Path) -> None:
         ({"clients": 0}, "only a log has a number of users of its own"),
         ({"clicks": "perfct"}, "is not a choice; did you mean 'perfect'"),
         ({"personal": "fedper"}, "has its own models"),
-        ({"aggregate": "fedrisk"}, "needs 'extras:squared_errors' from the clients"),
+        ({"aggregate": "fedrisk"}, "needs the extra 'squared_errors'"),
         ({"privacy": "dpsgd"}, "privacy=dpsgd is for tasks whose clients are a Trainer"),
     ],
 )

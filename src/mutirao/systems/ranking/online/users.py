@@ -13,6 +13,7 @@ import numpy as np
 from mutirao.core.arrays import Arrays, cast_to
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_of
 from mutirao.core.hyperparameters import read_hyperparameters
+from mutirao.core.needs import Capabilities
 from mutirao.errors import Refused
 from mutirao.randomness import rng
 from mutirao.systems.ranking.online.click_models import Ints, click_documents
@@ -54,9 +55,9 @@ class SearchHandler:
     shares: Shares | None = None
 
     @property
-    def provides(self) -> frozenset[str]:
+    def capabilities(self) -> Capabilities:
         """Mean nDCG of the rankings shown, and mean 1 - nDCG where there were relevant documents."""
-        return frozenset({"metrics:shown_ndcg", "metrics:shown_loss"})
+        return Capabilities(metrics={"shown_ndcg", "shown_loss"})
 
     @property
     def private(self) -> bool:

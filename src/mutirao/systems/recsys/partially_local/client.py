@@ -14,6 +14,7 @@ import numpy.typing as npt
 from mutirao.core.arrays import Arrays, is_finite
 from mutirao.core.fleet import ClientId, Failure, Fleet, Reply, Request, Site, failure_of
 from mutirao.core.hyperparameters import read_hyperparameters
+from mutirao.core.needs import Capabilities
 from mutirao.core.rounds import Round, Run
 from mutirao.core.validation import SIZE_CAP, cap_sizes, fault_of_extras, sift
 from mutirao.errors import Refused
@@ -83,9 +84,9 @@ class PartiallyLocal:
     _initial: dict[int, Arrays] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
-    def provides(self) -> frozenset[str]:
+    def capabilities(self) -> Capabilities:
         """What users can report besides their rows."""
-        return frozenset({"metrics:loss"})
+        return Capabilities(metrics={"loss"})
 
     @property
     def implicit(self) -> bool:
