@@ -8,6 +8,7 @@ import pytest
 
 from mutirao.config import resolve
 from mutirao.core.fleet import Failure, Reply, Request, Site
+from mutirao.core.needs import Needs
 from mutirao.core.rounds import Run
 from mutirao.core.sparse_rows import BLOCKS, OF, ROWS, expand_rows
 from mutirao.errors import ConfigError, Refused
@@ -86,7 +87,7 @@ def test_the_mean_by_item_is_the_same_when_only_sums_are_seen() -> None:
     part = ByItem(sums="exact")
     summed = part(current, {f"u{k}": Reply(mean, n=1) for k in range(6)}, {})
     assert part.mean_only
-    assert not part.needs
+    assert part.needs == Needs()
     np.testing.assert_allclose(summed.arrays[ITEMS], plain, atol=2e-6)
     assert not summed.arrays[TOUCHES].any()
 
