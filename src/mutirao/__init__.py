@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mutirao.config import Common, Part, setting
     from mutirao.core.arrays import Arrays
     from mutirao.core.fleet import Answers, Failure, Fleet, Reply, Request, Site, Wrapper
+    from mutirao.core.handler_wrapper import Forward, HandlerWrapper
     from mutirao.core.needs import Capabilities, Needs
     from mutirao.core.parts import Aggregator, Filter, Handler, Merged, Selector
     from mutirao.core.records import Round
@@ -44,6 +45,7 @@ _HOME = {
     "experiments.task": ["Recipe", "Task", "federate"],
     "systems.ranking.ranker": ["Ranker"],
     "systems.recsys.recommender": ["Recommender"],
+    "core.handler_wrapper": ["Forward", "HandlerWrapper"],
     "core.needs": ["Capabilities", "Needs"],
     "core.parts": ["Aggregator", "Filter", "Handler", "Merged", "Selector"],
     "core.records": ["Round"],
@@ -69,8 +71,10 @@ __all__ = [
     "Failure",
     "Filter",
     "Fleet",
+    "Forward",
     "Group",
     "Handler",
+    "HandlerWrapper",
     "LocalFleet",
     "Merged",
     "MutiraoError",

@@ -1,4 +1,7 @@
-"""How risky a client is: GeoRisk over the squared errors of the clients of a round (Dinçer et al., 2016)."""
+"""GeoRisk of the clients of a round by their squared errors, for the FedRisk aggregator (Dinçer et al., 2016).
+
+A client is a risk if its errors are larger than those of the others; it has nothing to do with privacy.
+"""
 
 from collections.abc import Sequence
 
@@ -10,7 +13,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def residuals(values: npt.ArrayLike) -> Floats:
-    """z_ki = (m_ki - e_ki) / sqrt(e_ki), or 0 where e_ki = 0, of rows x columns (batches of such may stand in front).
+    """z_ki = (m_ki - e_ki) / sqrt(e_ki), or 0 where e_ki = 0, of rows x columns (leading dimensions are batches).
 
     With N the sum of all, L_k and T_i the sums of rows and columns, e_ki = L_k T_i / N.
 

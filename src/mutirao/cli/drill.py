@@ -1,4 +1,4 @@
-"""`mutirao drill`: what a server could read out of updates, tried on this machine."""
+"""`mutirao drill`: privacy attacks on your federation's own updates, run on this machine."""
 
 import sys
 from pathlib import Path

@@ -5,7 +5,7 @@ metric, no state.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,8 +14,9 @@ import numpy as np
 from mutirao.clustering.signatures import add_noise, generator, noise_of
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import ClientId, Failure, Reply, Request, Scalar, Site, failure_of
+from mutirao.core.handler_wrapper import HandlerWrapper
 from mutirao.core.needs import Capabilities
-from mutirao.core.parts import AnyHandler, Many, as_handler
+from mutirao.core.parts import AnyHandler, as_handler
 from mutirao.core.sparse_rows import to_dense
 from mutirao.errors import Refused
 from mutirao.privacy import RELEASES, AtClient, Central, NoPrivacy
@@ -26,49 +27,30 @@ MOST_TIMES = 10_000  # rounds that a client may be asked to train alone
 SIGNS = Capabilities(extras={"signature"})  # of handlers that send signatures
 
 
-@dataclass(frozen=True)
-class SignatureHandler:
-    """Wraps the task's own `handler`, with its privacy; `plain`, the same without privacy, trains the test model."""
+class SignatureHandler(HandlerWrapper):
+    """Wraps the task's own `handler`, with its privacy; `plain`, the same without privacy, trains the test model.
 
-    handler: AnyHandler
-    plain: AnyHandler
-    signature: Any
-    told: Mapping[str, Scalar] = field(default_factory=dict)  # epochs and lr of the warm-up
-    privacy: Any = NoPrivacy()  # the client's own privacy mechanism
+    `warm_up_config`: epochs and learning rate of the warm-up. `privacy`: the client's own privacy mechanism.
+    """
+
+    def __init__(
+        self,
+        handler: AnyHandler,
+        plain: AnyHandler,
+        signature: Any,
+        warm_up_config: Mapping[str, Scalar] | None = None,
+        privacy: Any = None,
+    ) -> None:
+        super().__init__(handler)
+        self.plain = plain
+        self.signature = signature
+        self.warm_up_config = dict(warm_up_config or {})
+        self.privacy = privacy or NoPrivacy()
 
     @property
     def capabilities(self) -> Capabilities:
         """Those of the task's handler, and a signature."""
-        return as_handler(self.handler).capabilities | SIGNS
-
-    @property
-    def private(self) -> bool:
-        """As the task's handler says."""
-        return as_handler(self.handler).private
-
-    @property
-    def schedule(self) -> Callable[[int], float] | None:
-        """The learning rate schedule of the groups' models; that of the test model is constant."""
-        return as_handler(self.handler).schedule
-
-    @property
-    def many(self) -> Many | None:
-        """The batched handler, if the task's handler has one."""
-        if as_handler(self.handler).many is None:
-            return None
-        return self._many
-
-    def agreed(self) -> Mapping[str, str]:
-        """The digests that all parties must have in common."""
-        return as_handler(self.handler).agreed()
-
-    def agree(self, request: Request, site: Site) -> None:
-        """As the task's handler does."""
-        as_handler(self.handler).agree(request, site)
-
-    def check(self, arrays: Arrays, population: Mapping[ClientId, Any]) -> None:
-        """As the task's handler does."""
-        as_handler(self.handler).check(arrays, population)
+        return self.handler.capabilities | SIGNS
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """The answer to one request."""
@@ -86,7 +68,7 @@ class SignatureHandler:
         out: dict[ClientId, Reply | Failure] = {
             c: reply_or_failure(partial(self.fit, r, sites[c])) for c, r in requests.items() if r.do == FIT
         }
-        if rest and (many := as_handler(self.handler).many) is not None:
+        if rest and (many := self.handler.many) is not None:
             out |= many(rest, {c: sites[c] for c in rest})
         warm = {c: r for c, r in requests.items() if r.do == WARM}
         made = self._warm(warm, sites) if warm else {}
@@ -121,7 +103,7 @@ class SignatureHandler:
 
     def inner(self, request: Request) -> Request:
         """The request to the handler: to train the test model."""
-        return replace(request, do="train", config={**request.config, **self.told})
+        return replace(request, do="train", config={**request.config, **self.warm_up_config})
 
     def fit(self, request: Request, site: Site) -> Reply:
         """Train a model alone for `times` rounds, and report its metrics on the client's own test data."""

@@ -4,7 +4,6 @@ A client's handler encodes its update and keeps the error in the site's state; t
 anything else uses them.
 """
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +22,10 @@ from mutirao.core.fleet import (
     Request,
     Site,
     Wrapper,
-    failure_of,
     traffic,
 )
-from mutirao.core.parts import AnyHandler, Many, as_handler
+from mutirao.core.handler_wrapper import HandlerWrapper
+from mutirao.core.parts import AnyHandler
 from mutirao.core.validation import set_aside
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
@@ -34,44 +33,20 @@ from mutirao.randomness import rng
 ERROR = "compress."  # prefix of the site's state: by array, the compression error of its updates so far
 
 
-class EncodingHandler:
-    """A handler that encodes its answers to `train`; it supports `many` clients at once if the other does."""
+class EncodingHandler(HandlerWrapper):
+    """A handler that encodes its answers to `train`."""
 
     def __init__(self, handler: AnyHandler, codec: Codec) -> None:
-        self.handler = as_handler(handler)
+        super().__init__(handler)
         self.codec = codec
-        self.capabilities = self.handler.capabilities
-        self.private = self.handler.private
 
-    @property
-    def many(self) -> Many | None:
-        """For many clients at once, if the handler supports it."""
-        many = self.handler.many
-        if many is None:
-            return None
-        return functools.partial(self._many, many)
-
-    def __call__(self, request: Request, site: Site) -> Reply:
+    def after(self, request: Request, site: Site, reply: Reply, note: Any) -> Reply:
         """The encoded reply."""
-        reply: Reply = self.encode(request, self.handler(request, site), site)
-        return reply
+        return self.encode(request, reply, site)
 
-    def _many(
-        self, many: Many, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
-    ) -> dict[ClientId, Reply | Failure]:
-        out: dict[ClientId, Reply | Failure] = {}
-        for client, reply in many(requests, sites).items():
-            try:
-                out[client] = reply
-                if client in requests:
-                    out[client] = self.encode(requests[client], reply, sites[client])
-            except Exception as error:  # a failure of this client alone
-                out[client] = failure_of(error)
-        return out
-
-    def encode(self, request: Request, reply: Any, site: Site) -> Any:
+    def encode(self, request: Request, reply: Reply, site: Site) -> Reply:
         """The reply with its update encoded; an invalid update is sent unchanged, for the server to refuse."""
-        if not isinstance(reply, Reply) or request.do != "train" or not is_full_update(request.arrays, reply.arrays):
+        if request.do != "train" or not is_full_update(request.arrays, reply.arrays):
             return reply
         model = request.arrays
         names = self.codec.names(model)

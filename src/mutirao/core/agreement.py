@@ -22,7 +22,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,8 @@ import numpy as np
 from mutirao.config import Scalar
 from mutirao.core.arrays import Arrays
 from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Site, Wrapper, traffic
-from mutirao.core.parts import AnyHandler, as_handler
+from mutirao.core.handler_wrapper import Forward, HandlerWrapper
+from mutirao.core.parts import AnyHandler
 from mutirao.core.records import Round
 from mutirao.core.validation import fault_of_extras, sift
 from mutirao.errors import ConfigError, Refused, TooFewClients
@@ -334,30 +335,38 @@ def own_digests(agreed: Mapping[str, str], request: Request) -> dict[str, str]:
     return {name: digest for name, digest in {**received, **agreed}.items() if name in names}
 
 
-@dataclass(frozen=True)
-class AgreedHandler:
+class AgreedHandler(HandlerWrapper):
     """A handler that answers `agree`, and refuses requests that assume something else than what the site has.
 
-    `agreed`: the digests that every request must name.
+    `digests`: the digests that every request must name.
     `basis`: digests that a request may leave out, such as that of a set that is divided among all clients.
     `reports_counts`: whether a client may report its number of samples by class when it agrees, besides its versions.
     """
 
-    handler: AnyHandler
-    agreed: Mapping[str, str]
-    basis: Callable[[], Mapping[str, str]] = dict
-    reports_counts: bool = True
+    def __init__(
+        self,
+        handler: AnyHandler,
+        digests: Mapping[str, str],
+        basis: Callable[[], Mapping[str, str]] = dict,
+        reports_counts: bool = True,
+    ) -> None:
+        super().__init__(handler)
+        self.digests = digests
+        self.basis = basis
+        self.reports_counts = reports_counts
 
-    def __call__(self, request: Request, site: Site) -> Reply:
-        """The answer of the handler, which need not support agreements."""
-        own = {**self.agreed, **agreed_of(site.data)}
+    def rewrite(self, request: Request) -> Request:
+        """The request without digests: the inner handler need not support agreements."""
+        return replace(request, config={k: v for k, v in request.config.items() if not k.startswith(AGREED)})
+
+    def before(self, request: Request, site: Site) -> Forward | Reply:
+        """Compare the digests; a request to agree is answered here."""
+        own = {**self.digests, **agreed_of(site.data)}
         required = () if request.do == PROFILE else own.keys()
         check_agreed(request.config, own_digests({**self.basis(), **own}, request), required)
-        config = {k: v for k, v in request.config.items() if not k.startswith(AGREED)}
-        plain = replace(request, config=config)
         if request.do != AGREE:
-            return self.handler(plain, site)
-        as_handler(self.handler).agree(plain, site)
+            return Forward(site)
+        self.handler.agree(self.rewrite(request), site)
         return Reply({}, self.report(site), n=1)
 
     def report(self, site: Site) -> Arrays:

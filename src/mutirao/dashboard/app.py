@@ -1,4 +1,4 @@
-"""The live page's server: what may be asked of it, by address; nothing outside the folder can be named."""
+"""The FastAPI application of the dashboard: its routes. No route reaches a file outside of the folder."""
 
 import asyncio
 import gzip

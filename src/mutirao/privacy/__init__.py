@@ -15,7 +15,7 @@ import functools
 import logging
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +23,10 @@ import numpy as np
 
 from mutirao.config import Part, Scalar, build, handed_over
 from mutirao.core.arrays import Arrays
-from mutirao.core.fleet import ClientId, Failure, Reply, Request, Site, failure_of
+from mutirao.core.fleet import Reply, Request, Site
+from mutirao.core.handler_wrapper import Forward, HandlerWrapper
 from mutirao.core.needs import Capabilities
-from mutirao.core.parts import AnyAggregator, AnyHandler, AnySelector, Many, as_aggregator, as_handler
+from mutirao.core.parts import AnyAggregator, AnyHandler, AnySelector, as_aggregator, as_handler
 from mutirao.core.rounds import Round, Run
 from mutirao.core.sparse_rows import to_dense
 from mutirao.core.validation import SIZE_CAP, lower_median
@@ -293,11 +294,11 @@ class DPSGD(AtClient):
 NAMES = {"none": NoPrivacy, "central": Central, "local": Local, "dpsgd": DPSGD}
 
 
-class LocalPrivacyHandler:
-    """A handler that clips and noises updates where they are made; `many` clients at once if possible."""
+class LocalPrivacyHandler(HandlerWrapper):
+    """A handler that clips and noises updates where they are made."""
 
     def __init__(self, handler: AnyHandler, privacy: Local) -> None:
-        self.handler = as_handler(handler)
+        super().__init__(handler)
         self.privacy = privacy
 
     @property
@@ -305,40 +306,13 @@ class LocalPrivacyHandler:
         """The privacy spent, and the hyperparameters that the inner handler supports."""
         return Capabilities(metrics=SPENT, config=self.handler.capabilities.config)
 
-    @property
-    def many(self) -> Many | None:
-        """The inner handler's method for many clients, if it has one."""
-        many = self.handler.many
-        if many is None:
-            return None
-        return functools.partial(self._many, many)
+    def before(self, request: Request, site: Site) -> Forward:
+        """Charge the update to the client's account before it is made."""
+        return Forward(site, note=self._charge(request, site))
 
-    def agree(self, request: Request, site: Site) -> None:
-        """The inner handler's check; nothing leaves with it."""
-        self.handler.agree(request, site)
-
-    def __call__(self, request: Request, site: Site) -> Reply:
+    def after(self, request: Request, site: Site, reply: Reply, note: Any) -> Reply:
         """The noised update and the privacy spent."""
-        table = self._charge(request, site)
-        return self._cover(self.handler(request, site), request, site, table)
-
-    def _many(
-        self, many: Many, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
-    ) -> dict[ClientId, Reply | Failure]:
-        tables: dict[ClientId, Releases] = {}
-        outcomes: dict[ClientId, Reply | Failure] = {}
-        for client, request in requests.items():
-            try:
-                tables[client] = self._charge(request, sites[client])
-            except Refused as error:
-                outcomes[client] = failure_of(error)
-        if not tables:
-            return outcomes
-        for client, reply in many({c: requests[c] for c in tables}, {c: sites[c] for c in tables}).items():
-            outcomes[client] = reply
-            if isinstance(reply, Reply):
-                outcomes[client] = self._cover(reply, requests[client], sites[client], tables[client])
-        return outcomes
+        return self._cover(reply, request, site, note)
 
     def _charge(self, request: Request, site: Site) -> Releases:
         if request.do != "train":

@@ -14,7 +14,8 @@ import numpy as np
 
 from mutirao.core.arrays import Array, Arrays, cast_to, flat
 from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Site, Wrapper, collect
-from mutirao.core.parts import AnyHandler, as_handler, with_defaults
+from mutirao.core.handler_wrapper import HandlerWrapper
+from mutirao.core.parts import AnyHandler, Many, with_defaults
 from mutirao.core.validation import MOST_SAMPLES
 from mutirao.deprecation import former_names
 from mutirao.randomness import rng
@@ -303,7 +304,7 @@ NAMES: dict[str, Callable[..., Any]] = {
 }
 
 
-class Attacked:
+class Attacked(HandlerWrapper):
     """A handler with some malicious clients; those that start a round from the same model collude.
 
     `poison(data, change)` returns a client's data with changed samples: an attack that poisons data needs it.
@@ -322,27 +323,26 @@ class Attacked:
     def __init__(
         self, handler: AnyHandler, malicious: frozenset[ClientId], attack: AnyAttack, poison: Poison | None = None
     ) -> None:
-        self.handler = as_handler(handler)
+        super().__init__(handler)
         self.malicious = malicious
         self.poison = poison
         self.attack: Attack = with_defaults(attack, Attack)  # type: ignore[type-abstract]
         if self.attack.poison and not poison:
             raise ValueError(f"{attack!r} poisons data: pass `poison`, a function that changes a client's samples")
-        self.capabilities = self.handler.capabilities
-        self.private = self.handler.private
-        self.check = self.handler.check
-        self.schedule = self.handler.schedule
-        self.agreed = self.handler.agreed
 
     def __call__(self, request: Request, site: Site) -> Reply:
         """One client's answer, without collusion."""
         reply = self.handler(request, self._site(request, site))
         return self._attack({site.id: request}, {site.id: reply})[site.id]
 
-    def many(
+    @property
+    def many(self) -> Many:
+        """Always at once: colluding clients see each other's updates, whatever the inner handler can do."""
+        return self._many
+
+    def _many(
         self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
     ) -> dict[ClientId, Reply | Failure]:
-        """The same for many clients at once."""
         own = {c: self._site(requests[c], sites[c]) for c in requests}
         if self.handler.many is not None:
             replies = dict(self.handler.many(requests, own))

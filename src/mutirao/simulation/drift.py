@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mutirao.core.fleet import Answers, ClientId, Failure, Fleet, Reply, Request, Site, Wrapper
-from mutirao.core.parts import AnyHandler, as_handler
+from mutirao.core.fleet import Answers, ClientId, Fleet, Request, Site, Wrapper
+from mutirao.core.handler_wrapper import Forward, HandlerWrapper
+from mutirao.core.parts import AnyHandler
 from mutirao.core.rounds import Round, Run
 from mutirao.errors import ConfigError
 from mutirao.randomness import rng
@@ -176,46 +177,24 @@ def check_drift(drift: Drift, context: DriftContext) -> None:
             raise ConfigError("drift=rename: the clients of this task have no samples with classes; use swap")
 
 
-class DriftHandler:
-    """A handler that gives its clients the data of the current round."""
+class DriftHandler(HandlerWrapper):
+    """A handler that gives its clients the data of the current round; their state is unchanged by drift."""
 
     def __init__(self, handler: AnyHandler, drift: Drift, context: DriftContext) -> None:
-        self.handler = as_handler(handler)
+        super().__init__(handler)
         self.drift = drift
         self.context = context
-        self.capabilities = self.handler.capabilities
-        self.private = self.handler.private
-        self.check = self.handler.check
-        self.schedule = self.handler.schedule
-        self.agreed = self.handler.agreed
-        self.agree = self.handler.agree
-        self.many = None if self.handler.many is None else self._many
 
-    def __call__(self, request: Request, site: Site) -> Reply:
-        """The reply, computed with the data of the current round; the client's state is unchanged by drift."""
-        return self.handler(undated(request), self._site(request, site))
+    def rewrite(self, request: Request) -> Request:
+        """The request without the round that the fleet added."""
+        if NOW not in request.config:
+            return request
+        return replace(request, config={k: v for k, v in request.config.items() if k != NOW})
 
-    def _many(self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]) -> dict[ClientId, Any]:
-        many = self.handler.many
-        assert many is not None
-        # Clients that share one request go on sharing it: handlers know by its identity that it is the same.
-        plain: dict[int, Request] = {}
-        for request in requests.values():
-            plain.setdefault(id(request), undated(request))
-        own = {c: self._site(requests[c], sites[c]) for c in requests}
-        out: dict[ClientId, Reply | Failure] = dict(many({c: plain[id(r)] for c, r in requests.items()}, own))
-        return out
-
-    def _site(self, request: Request, site: Site) -> Site:
+    def before(self, request: Request, site: Site) -> Forward:
+        """The client with its data of this round."""
         now = int(request.config.get(NOW, request.config.get("round", 0)))
-        return replace(site, data=self.drift(site.id, site.data, now, self.context))
-
-
-def undated(request: Request) -> Request:
-    """The request without the round that this module added."""
-    if NOW not in request.config:
-        return request
-    return replace(request, config={k: v for k, v in request.config.items() if k != NOW})
+        return Forward(replace(site, data=self.drift(site.id, site.data, now, self.context)))
 
 
 class DriftFleet(Wrapper):

@@ -23,7 +23,7 @@ from mutirao.privacy.secure_aggregation.settings import Settings
 from mutirao.randomness import Secret
 
 Words = npt.NDArray[Any]  # uint32 or uint64
-METRIC = 2.0**20  # metrics are cut at this
+METRIC = 2.0**20  # metrics are clipped to plus or minus this
 SIGNED = {np.dtype(np.uint32): np.int32, np.dtype(np.uint64): np.int64}
 
 
@@ -120,7 +120,7 @@ class FixedPoint:
         total = int(counts[0])
         known = counts[1 : 1 + 2 * len(self.metrics)].reshape(-1, 2)
         if not 0 < total <= self.secure.most_samples * self.clients:
-            raise ValueError("the sum of the weights cannot be")
+            raise ValueError(f"the sum of the weights is {total}, which these clients cannot have")
         metrics = {
             name: math.ldexp(float(level) / float(weight), -self.fraction)
             for name, (weight, level) in zip(self.metrics, known.tolist(), strict=True)

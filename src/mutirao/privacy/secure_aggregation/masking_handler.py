@@ -5,7 +5,6 @@ lies in its site's state until the session ends or another begins. No stage is a
 for two updates would reveal their difference.
 """
 
-import functools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -14,8 +13,9 @@ import numpy as np
 
 from mutirao.core.agreement import AGREE
 from mutirao.core.arrays import Arrays
-from mutirao.core.fleet import FLEETING, ClientId, Failure, Reply, Request, Site, failure_of
-from mutirao.core.parts import AnyHandler, Many, as_handler
+from mutirao.core.fleet import FLEETING, Reply, Request, Site
+from mutirao.core.handler_wrapper import Forward, HandlerWrapper
+from mutirao.core.parts import AnyHandler
 from mutirao.core.sparse_rows import BLOCKS, expand_rows, to_dense
 from mutirao.core.validation import fault, fault_of_extras
 from mutirao.errors import Refused
@@ -50,55 +50,24 @@ ALLOWED_EXTRAS: Mapping[str, tuple[str, ...]] = {"warm": ("signature",), "take":
 Memory = dict[str, Any]
 
 
-class MaskingHandler:
+class MaskingHandler(HandlerWrapper):
     """A handler that answers the stages of a sum, and refuses requests that concern this client alone."""
 
     def __init__(self, handler: AnyHandler, secure: Settings) -> None:
-        self.handler = as_handler(handler)
+        super().__init__(handler)
         self.secure = secure
-        self.capabilities = self.handler.capabilities
-        self.private = self.handler.private
 
-    @property
-    def many(self) -> Many | None:
-        """The inner handler's method for many clients, if it has one."""
-        many = self.handler.many
-        if many is None:
-            return None
-        return functools.partial(self._many, many)
+    def before(self, request: Request, site: Site) -> Forward | Reply:
+        """The reply to a stage without training; for the masked stage, the request inside."""
+        if request.do != MASKED:
+            return self.talk(request, site)
+        memory, plain = self.prepare(request, site)
+        return Forward(site, note=(memory, plain), request=plain)
 
-    def __call__(self, request: Request, site: Site) -> Reply:
-        """The reply to a stage."""
-        if request.do == MASKED:
-            memory, plain = self.prepare(request, site)
-            return self.mask(request, plain, self.handler(plain, site), site, memory)
-        return self.talk(request, site)
-
-    def _many(
-        self, many: Many, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
-    ) -> dict[ClientId, Reply | Failure]:
-        out: dict[ClientId, Reply | Failure] = {}
-        begun: dict[ClientId, tuple[Memory, Request]] = {}
-        for client, request in requests.items():
-            try:
-                if request.do == MASKED:
-                    begun[client] = self.prepare(request, sites[client])
-                else:
-                    out[client] = self.talk(request, sites[client])
-            except Exception as error:  # it is this client's failure alone
-                out[client] = failure_of(error)
-        made: Mapping[ClientId, Reply | Failure] = {}
-        if begun:
-            made = many({c: plain for c, (_, plain) in begun.items()}, {c: sites[c] for c in begun})
-        for client, reply in made.items():
-            out[client] = reply
-            try:
-                if isinstance(reply, Reply):
-                    memory, plain = begun[client]
-                    out[client] = self.mask(requests[client], plain, reply, sites[client], memory)
-            except Exception as error:
-                out[client] = failure_of(error)
-        return out
+    def after(self, request: Request, site: Site, reply: Reply, note: Any) -> Reply:
+        """The masked reply."""
+        memory, plain = note
+        return self.mask(request, plain, reply, site, memory)
 
     def talk(self, request: Request, site: Site) -> Reply:
         """The reply to a request that needs no training."""
@@ -196,8 +165,6 @@ class MaskingHandler:
         """The masked reply; the secrets behind the masks are deleted, except for others' shares."""
         trained = plain.do == "train"
         sent = expand_rows(plain.arrays)
-        if not isinstance(reply, Reply):
-            raise Refused("secure", "the handler gave no Reply")
         wrong = fault(sent, reply) if trained else fault_of_extras(reply)
         if wrong is not None:
             raise Refused(f"secure.{wrong.kind}", wrong.reason)

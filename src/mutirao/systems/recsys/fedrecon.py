@@ -123,7 +123,7 @@ class FedRecon:
         return 0.0
 
     def initial(self, seed: int) -> Arrays:
-        """Item vectors from N(0, 0.1), biases 0."""
+        """Item vectors from a normal distribution with standard deviation 0.1, biases 0."""
         items = rng(seed, 0, "initial").normal(0, SPREAD, (self.items, self.dimension)).astype(np.float32)
         if self.biases:
             items[:, 0] = 0
