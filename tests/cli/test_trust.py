@@ -17,7 +17,7 @@ from living import mutirao as start
 from mutirao.cli import main
 from mutirao.errors import ConfigError
 from mutirao.experiments import task as recipes
-from mutirao.runs.trust import mark
+from mutirao.runs.trust import is_mark, mark
 from mutirao.studies.study import plan_of, read_study, run_cell
 
 COMMAND = str(Path(sys.executable).parent / "mutirao")
@@ -214,6 +214,15 @@ def test_a_mark_is_of_one_configuration_and_of_a_trail_that_holds(here: Path) ->
     trail.write_text("\n".join(json.dumps(e | {"seq": 7}) for e in events) + "\n")
     assert "mine:First" in refusal("run", "iris", "--out", "a", "--resume")
     assert not (here / "ran").exists()
+
+
+@pytest.mark.parametrize("forged", ["\ud800", "é", "", 7, None])
+def test_a_forged_mark_is_no_mark_and_no_error(forged: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    own = mark(["mine:Part"], tmp_path, "text")["mark"]
+    assert is_mark(own, tmp_path, "text")
+    assert not is_mark(forged, tmp_path, "text")
+    assert not is_mark(own, tmp_path, "text\ud800")
 
 
 def test_a_study_file_and_a_cell_put_into_its_folder_run_nothing_either(here: Path) -> None:

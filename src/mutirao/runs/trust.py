@@ -86,7 +86,8 @@ def mark(names: Sequence[str], folder: Path, *texts: str) -> dict[str, str]:
 
 def is_mark(given: Any, folder: Path, *texts: str) -> bool:
     """Whether it is this user's signature for these texts in this folder."""
-    if not isinstance(given, str) or (key := own_key()) is None:
+    # A stranger's file may hold any text, such as a lone surrogate; a mark is hexadecimal.
+    if not isinstance(given, str) or not given.isascii() or (key := own_key()) is None:
         return False
     return hmac.compare_digest(given.encode(), signed(key, (str(folder.resolve()), *texts)).encode())
 
@@ -95,7 +96,7 @@ def signed(key: bytes, texts: Sequence[str]) -> str:
     """HMAC-SHA256 over the texts, each with its length, so that no two lists of texts have the same content."""
     content = b""
     for text in texts:
-        raw = text.encode()
+        raw = text.encode("utf-8", "surrogatepass")  # JSON may hold half of a character
         content += len(raw).to_bytes(8, "big") + raw
     return hmac.new(key, b"mutirao:" + content, hashlib.sha256).hexdigest()
 

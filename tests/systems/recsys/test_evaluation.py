@@ -81,6 +81,17 @@ def test_ranks_are_among_all_items_not_taken(loss: Any, at_once: int, monkeypatc
     assert found["ndcg@10"] == pytest.approx(ndcg(scores, labels, queries, 10))
 
 
+@pytest.mark.parametrize("bad", [slice(None), slice(0, 1)], ids=["all items", "one item"])
+def test_a_diverged_model_finds_nothing(bad: slice) -> None:
+    ratings = RATINGS.implicit()
+    items = ITEMS.copy()
+    items[bad] = np.nan
+    found = Evaluator(method(loss="bpr"), ratings, all_but_last(ratings), 0)({"items": items})
+    assert np.isfinite([*found.values()]).all()
+    if bad == slice(None):
+        assert found == {"hr@10": 0.0, "ndcg@10": 0.0}
+
+
 def test_the_same_model_is_evaluated_the_same_again_and_again() -> None:
     evaluator = Evaluator(method(), RATINGS, sample_known(RATINGS, 0.5, "random", 0), 0)
     before = ITEMS.copy()

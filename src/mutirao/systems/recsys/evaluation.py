@@ -167,7 +167,8 @@ class Evaluator:
         scores[user[known], item[known]] = -np.inf
         user = user[~known]
         target_scores = scores[user, item[~known]]
-        ranks = np.array([(scores[u] >= s).sum() for u, s in zip(user.tolist(), target_scores, strict=True)])
+        # Not `scores >= s`, which is false for NaN and would rank the items of a diverged model first.
+        ranks = np.array([(~(scores[u] < s)).sum() for u, s in zip(user.tolist(), target_scores, strict=True)])
         gains = np.bincount(user, np.where(ranks <= CUT, 1 / np.log2(ranks + 1.0), 0.0), len(batch))
         ideal = np.cumsum(1 / np.log2(np.arange(2, CUT + 2)))
         targets = np.bincount(user, minlength=len(batch))
