@@ -107,6 +107,16 @@ def test_a_run_that_gives_up_twice_at_the_same_place_is_left_alone(
     assert len(calls) == 2
 
 
+def test_one_failure_that_is_seen_again_while_the_server_is_away_is_one_failure(
+    server: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = submitted(monkeypatch, gives_up, rounds(2))
+    answers = iter([True, False, False, False])  # away right after the first run failed
+    monkeypatch.setattr(supervisor, "is_answering", lambda server: next(answers, True))
+    done = supervise(server, "quickstart", SETTINGS.items(), seconds=60)
+    assert (done["rounds"], len(calls)) == (2, 2)
+
+
 def test_a_server_that_takes_no_run_is_asked_until_time_is_up(server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(out: Path) -> None:
         raise MutiraoError("the run was not taken")

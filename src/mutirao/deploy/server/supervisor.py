@@ -44,6 +44,7 @@ def supervise(
     number = ""  # Flower's, of the last run that was submitted
     rounds = int(dict(settings).get("rounds", 0))
     failures: list[tuple[int, str]] = []
+    seen_after = -1  # submissions when the last failure was seen
     while (done := finished_summary(place, rounds)) is None:
         if time.monotonic() > deadline:
             raise MutiraoError(f"the run in {place} did not end within {seconds:g} s")
@@ -53,14 +54,17 @@ def supervise(
         ):
             time.sleep(PAUSE)
             continue
-        if (failed := last_failure(place) or startup_failure(folder, place, number)) and failed not in failures[-1:]:
+        failed = last_failure(place) or startup_failure(folder, place, number)
+        # Once for each submission: while the SuperLink is away, the same failure is seen again and again.
+        if failed and seen_after != submissions:
+            seen_after = submissions
+            # Before the first submission it is a failure of the past, which is tried once more.
+            if failed in failures[-1:]:
+                when = "the run failed before its first round"
+                if failed[0]:
+                    when = f"round {failed[0]} failed repeatedly"
+                raise MutiraoError(f"{when}: {failed[1]}")
             failures.append(failed)
-        # Before the first submission it is a failure of the past, which is tried once more.
-        elif failed and submissions:
-            when = "the run failed before its first round"
-            if failed[0]:
-                when = f"round {failed[0]} failed repeatedly"
-            raise MutiraoError(f"{when}: {failed[1]}")
         try:
             if is_answering(server):
                 number = submit(folder, recipe, settings, place, resume=True, timeout=timeout)
