@@ -13,9 +13,10 @@ from mutirao.core.agreement import AgreedHandler
 from mutirao.core.fleet import Failure, Reply, Request, Site
 from mutirao.core.handler_wrapper import Forward, HandlerWrapper
 from mutirao.core.needs import Capabilities
-from mutirao.core.parts import Handler
+from mutirao.core.parts import Handler, as_handler
 from mutirao.errors import ConfigError, Refused
-from mutirao.privacy import Local, LocalPrivacyHandler
+from mutirao.personalization import FedPer
+from mutirao.privacy import DPSGD, Local, LocalPrivacyHandler
 from mutirao.robustness.attacks import Attacked, SignFlip
 from mutirao.simulation.drift import DriftContext, DriftHandler, Swap
 
@@ -101,11 +102,19 @@ def test_every_wrapper_forwards_what_it_does_not_change(name: str) -> None:
         wrapper.check({}, {})
 
 
-def test_a_wrapper_has_every_attribute_of_a_handler() -> None:
+def test_a_wrapper_has_every_attribute_of_a_handler_but_those_that_would_drop_it() -> None:
     wanted = {name for name in vars(Handler) if not name.startswith("_")}
-    assert wanted <= {name for name in vars(HandlerWrapper) if not name.startswith("_")}
-    wrapper = HandlerWrapper(Inner())
-    assert (wrapper.private_training(1), wrapper.personal_training(2)) == (("private", 1), ("personal", 2))
+    there = {name for name in vars(HandlerWrapper) if not name.startswith("_")}
+    assert wanted - there == {"private_training", "personal_training"}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_no_private_or_personal_training_drops_a_wrapper(name: str) -> None:
+    wrapper = as_handler(WRAPPERS[name](Inner()))
+    with pytest.raises(ConfigError, match="is for tasks whose clients are a Trainer"):
+        wrapper.private_training(DPSGD())
+    with pytest.raises(ConfigError, match="is for tasks whose clients are a Trainer"):
+        wrapper.personal_training(FedPer())
 
 
 class Doubling(HandlerWrapper):
@@ -171,3 +180,11 @@ def test_nobody_is_asked_if_all_are_refused() -> None:
 def test_what_is_no_reply_goes_no_further() -> None:
     with pytest.raises(TypeError, match="the handler answered with list, not with a Reply"):
         HandlerWrapper(lambda request, site: [1.0])(request(), Site("ana"))  # type: ignore[arg-type, return-value]
+    together = Doubling(Sloppy()).many(dict.fromkeys(NAMES, request()), sites())  # type: ignore[misc]
+    reasons = {str(outcome) for outcome in together.values()}
+    assert reasons == {"raised: TypeError: the handler answered with list, not with a Reply"}
+
+
+class Sloppy(Inner):
+    def many(self, requests: Mapping[str, Request], sites: Mapping[str, Site]) -> dict[str, Any]:
+        return {client: [1.0] for client in requests}

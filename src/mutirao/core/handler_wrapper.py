@@ -32,7 +32,8 @@ class Forward:
 class HandlerWrapper:
     """A handler around `handler`; it forwards everything that a subclass does not change.
 
-    Like the inner handler it answers for many clients at once, or only one by one.
+    Like the inner handler it answers for many clients at once, or only one by one. Private training and personal models
+    are not forwarded: they would return a handler without this wrapper, such as updates that nobody masks.
 
     >>> class Counting(HandlerWrapper):
     ...     def after(self, request, site, reply, note):
@@ -81,14 +82,6 @@ class HandlerWrapper:
         """The inner handler's check of model and clients before the first round."""
         self.handler.check(arrays, population)
 
-    def private_training(self, privacy: Any) -> AnyHandler:
-        """The inner handler's private training; a wrapper that must stay around it says so itself."""
-        return self.handler.private_training(privacy)
-
-    def personal_training(self, personal: Any) -> AnyHandler:
-        """The inner handler's personal models."""
-        return self.handler.personal_training(personal)
-
     def rewrite(self, request: Request) -> Request:
         """The request for the inner handler, which is the same for all clients that share this one."""
         return request
@@ -107,10 +100,7 @@ class HandlerWrapper:
         if isinstance(begun, Reply):
             return begun
         reply = self.handler(begun.request or self.rewrite(request), begun.site)
-        # What is no Reply could not be masked, noised or encoded, and must not leave as it is.
-        if not isinstance(reply, Reply):
-            raise TypeError(f"the handler answered with {type(reply).__name__}, not with a Reply")
-        return self.after(request, site, reply, begun.note)
+        return self.after(request, site, require_reply(reply), begun.note)
 
     def _many(
         self, requests: Mapping[ClientId, Request], sites: Mapping[ClientId, Site]
@@ -137,10 +127,21 @@ class HandlerWrapper:
             return outcomes
         answers = many(inner, {c: begun.site for c, begun in forwarded.items()})
         for client, answer in answers.items():
-            outcomes[client] = answer
-            if isinstance(answer, Reply) and client in forwarded:
-                try:
-                    outcomes[client] = self.after(requests[client], sites[client], answer, forwarded[client].note)
-                except Exception as error:
-                    outcomes[client] = failure_of(error)
+            if client not in forwarded:
+                continue
+            if isinstance(answer, Failure):
+                outcomes[client] = answer
+                continue
+            try:
+                reply = require_reply(answer)
+                outcomes[client] = self.after(requests[client], sites[client], reply, forwarded[client].note)
+            except Exception as error:
+                outcomes[client] = failure_of(error)
         return outcomes
+
+
+def require_reply(answer: Any) -> Reply:
+    """The answer, if it is a Reply: anything else could not be masked, noised or encoded, and must not leave."""
+    if isinstance(answer, Reply):
+        return answer
+    raise TypeError(f"the handler answered with {type(answer).__name__}, not with a Reply")
